@@ -1,0 +1,203 @@
+"""Run one training in a process of its own and return its record, whatever becomes of it."""
+
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from pipeline.config import Measurement, RunConfig
+from pipeline.errors import Interrupted
+from pipeline.record import Built, Event, Finished, Outcome, RunRecord, Started, Steps
+from pipeline.recorder import Recorder
+from pipeline.worker import start
+
+# The worker's environment is the user's, less what would change the training behind our back.
+_REMOVED = re.compile(r"MLFLOW_|ACCELERATE_|PYTORCH_(CUDA_|HIP_)?ALLOC_CONF$")
+_SERVER_ENVIRONMENT = {
+    # Asking whether there is a GPU must not initialise CUDA in the process that is forked from.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
+_TICK_SECONDS = 0.25
+_LOG_LINES = 15
+
+
+class Launched(NamedTuple):
+    """A finished training: its record, its curves and the worker's output."""
+
+    record: RunRecord
+    recorder: Recorder
+    log: str
+
+
+class Launcher:
+    """Starts workers from a fork server that has the slow imports done.
+
+    The server begins to import on entry, while the caller goes on; `warm` waits until it is ready.
+    """
+
+    def __init__(self, start_worker: Callable[..., None] = start.worker) -> None:
+        self._start_worker = start_worker
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+
+    def __enter__(self) -> Self:
+        self._context.set_forkserver_preload(["pipeline.worker.preload"])
+        with _environment(_server_environment(os.environ)):
+            multiprocessing.forkserver.ensure_running()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+    def warm(self) -> None:
+        """Wait until a worker starts at once."""
+        process = self._context.Process(target=start.nothing, daemon=True)
+        process.start()
+        process.join()
+
+    def launch(self, config: RunConfig, on_event: Callable[[Event], None]) -> Launched:
+        """Train and measure; `on_event` sees each event as it comes, after the recorder."""
+        recorder = Recorder(config.measurement.warmup_steps, config.workload.seq_len)
+
+        def handle(event: Event) -> None:
+            recorder.handle(event)
+            on_event(event)
+
+        with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+            log = Path(folder) / "worker.log"
+            log.touch()
+            receiver, sender = self._context.Pipe(duplex=False)
+            process = self._context.Process(
+                target=self._start_worker,
+                args=(
+                    config.model_dump_json(),
+                    worker_environment(config),
+                    sender,
+                    str(log),
+                    time.perf_counter(),
+                ),
+                daemon=True,
+            )
+            process.start()
+            sender.close()
+            interrupted = False
+            try:
+                outcome, message = _follow(process, receiver, config.measurement, handle)
+            except Interrupted as error:
+                interrupted, outcome, message = True, Outcome.FAILED, f"interrupted: {error}"
+            finally:
+                process.kill()
+                process.join()
+            _drain(receiver, handle)
+            text = log.read_text(errors="replace")
+            if outcome is None:
+                outcome, message = _of_exit(process.exitcode, text, recorder.finished)
+            record = recorder.record(config, outcome, message, interrupted)
+            return Launched(record, recorder, text)
+
+
+def _follow(
+    process: ForkServerProcess,
+    receiver: Connection,
+    limits: Measurement,
+    handle: Callable[[Event], None],
+) -> tuple[Outcome | None, str]:
+    """Hand on events until the worker ends or a limit is reached; no outcome means: it ended."""
+    begun = moved = time.monotonic()
+    while True:
+        ready = wait([receiver, process.sentinel], timeout=_TICK_SECONDS)
+        if receiver in ready:
+            try:
+                events = receiver.recv()
+            except (EOFError, OSError):
+                return None, ""
+            for event in events:
+                handle(event)
+                if isinstance(event, Started | Built | Steps):
+                    moved = time.monotonic()
+                if isinstance(event, Finished):
+                    return event.outcome, event.message
+        elif process.sentinel in ready:
+            return None, ""
+        now = time.monotonic()
+        if limits.timeout is not None and now - begun > limits.timeout:
+            return Outcome.TIMEOUT, f"ended after timeout={limits.timeout:g} s"
+        if now - moved > limits.stall_timeout:
+            return Outcome.TIMEOUT, f"no step ended for stall_timeout={limits.stall_timeout:g} s"
+
+
+def _drain(receiver: Connection, handle: Callable[[Event], None]) -> None:
+    """Hand on what the worker had sent before it ended."""
+    try:
+        while receiver.poll():
+            for event in receiver.recv():
+                handle(event)
+    except (EOFError, OSError):
+        pass
+
+
+def _of_exit(code: int | None, log: str, finished: Finished | None) -> tuple[Outcome, str]:
+    """Return the outcome of a worker that ended without being waited for."""
+    if finished is not None:
+        return finished.outcome, finished.message
+    last = "\n".join(log.strip().splitlines()[-_LOG_LINES:])
+    # bitsandbytes prints this and exits, so there is no exception to catch.
+    if "out of memory" in last.lower():
+        return Outcome.OUT_OF_MEMORY, last.splitlines()[-1]
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        hint = " (the kernel kills so when memory runs out)" if name == "SIGKILL" else ""
+        return Outcome.FAILED, f"the training process was killed by {name}{hint}"
+    return Outcome.FAILED, f"the training process ended with exit code {code}: {last}"
+
+
+def worker_environment(config: RunConfig) -> dict[str, str]:
+    """Return the variables that this configuration needs set before CUDA is touched."""
+    variables = {}
+    if config.training.alloc_conf:
+        variables["PYTORCH_ALLOC_CONF"] = config.training.alloc_conf
+    if config.training.precision == "fp8":
+        variables["ACCELERATE_MIXED_PRECISION"] = "fp8"
+    device, _, index = config.measurement.device.partition(":")
+    if device == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        number = int(index or 0)
+        # With more than one visible the Trainer would spread the batch over all of them.
+        variables["CUDA_VISIBLE_DEVICES"] = (
+            visible[number].strip() if visible != [""] and number < len(visible) else str(number)
+        )
+    return variables
+
+
+def _server_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    kept = {key: value for key, value in environment.items() if not _REMOVED.match(key)}
+    paths = [str(Path(__file__).resolve().parents[1]), kept.get("PYTHONPATH", "")]
+    return kept | _SERVER_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Have exactly these variables for the block: the fork server takes over what it finds."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

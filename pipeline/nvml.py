@@ -1,0 +1,166 @@
+"""The driver's view of GPU memory. The only module that talks to NVML; importing it does nothing."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import psutil
+import pynvml
+
+from pipeline.record import Process
+
+# Below this, a difference between the device's rise and the process figure is bookkeeping of the
+# driver (page tables, rounding), not memory that the process figure leaves out.
+_MANAGED_THRESHOLD_BYTES = 64 * 1024**2
+
+
+class DeviceUsage(NamedTuple):
+    """Bytes in use on a device, and per process where the driver says."""
+
+    used: int
+    processes: Mapping[int, int | None]
+
+
+@contextmanager
+def session(api: Any = pynvml) -> Iterator[bool]:
+    """Open NVML for the block and yield whether there is a driver to talk to."""
+    try:
+        api.nvmlInit()
+    except api.NVMLError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        with suppress(api.NVMLError):
+            api.nvmlShutdown()
+
+
+def usable_gpus(api: Any = pynvml) -> list[str]:
+    """Return the names of the GPUs that a CUDA program started now would find."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
+        return []
+    with session(api) as available:
+        return [_text(api.nvmlDeviceGetName(handle)) for handle in _gpus(api)] if available else []
+
+
+def driver_version(api: Any = pynvml) -> str | None:
+    """Return the NVIDIA driver's version; None without a driver."""
+    with session(api) as available:
+        return _text(api.nvmlSystemGetDriverVersion()) if available else None
+
+
+def used_by_uuid(api: Any = pynvml) -> dict[str, int]:
+    """Return the bytes in use on every device and MIG instance, by UUID.
+
+    Taken before the first CUDA call, which is when nobody can say yet which device it will be:
+    the ordering of CUDA and that of NVML differ.
+    """
+    used: dict[str, int] = {}
+    for gpu in _gpus(api):
+        for handle in (gpu, *_instances(api, gpu)):
+            with suppress(api.NVMLError):
+                used[_text(api.nvmlDeviceGetUUID(handle))] = _memory(api, handle).used
+    return used
+
+
+class GpuReader:
+    """Reads one device, found by the UUID that CUDA reports for it. Needs an open `session`."""
+
+    def __init__(self, cuda_uuid: str, used_before: Mapping[str, int], pid: int, api: Any = pynvml):
+        self._api = api
+        self._pid = pid
+        self._handle, self.uuid = _find(api, cuda_uuid)
+        self._used_before = used_before.get(self.uuid)
+        usage = self.usage()
+        self.total_bytes = int(_memory(api, self._handle).total)
+        self.sees_process = usage.processes.get(pid) is not None
+        self.managed = False
+        """Whether the device's rise was ever clearly above the process figure."""
+        self._others_before = _others(usage, pid)
+        if self._used_before is None:
+            self._used_before = usage.used - (usage.processes.get(pid) or 0)
+
+    def usage(self) -> DeviceUsage:
+        """Read the device once: two calls of 8 microseconds each."""
+        used = _memory(self._api, self._handle).used
+        try:
+            found = self._api.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except self._api.NVMLError:
+            return DeviceUsage(int(used), {})
+        return DeviceUsage(int(used), {entry.pid: entry.usedGpuMemory for entry in found})
+
+    def taken(self, usage: DeviceUsage) -> int:
+        """Return the bytes that this process takes from others.
+
+        The process figure of the driver, or the device's rise where that is larger: the process
+        figure leaves managed memory out, in which paged optimizers keep their state. What other
+        processes took meanwhile is not ours.
+        """
+        others_rise = _others(usage, self._pid) - self._others_before
+        rise = usage.used - (self._used_before or 0) - others_rise
+        own = usage.processes.get(self._pid)
+        if own is None:
+            return max(rise, 0)
+        if rise - own > _MANAGED_THRESHOLD_BYTES:
+            self.managed = True
+            return rise
+        return own
+
+    def other_processes(self) -> tuple[Process, ...]:
+        """Name the others that hold memory of this device."""
+        usage = self.usage()
+        return tuple(
+            Process(pid=pid, name=_process_name(pid), bytes=count)
+            for pid, count in sorted(usage.processes.items())
+            if pid != self._pid
+        )
+
+
+def _others(usage: DeviceUsage, pid: int) -> int:
+    return sum(count or 0 for other, count in usage.processes.items() if other != pid)
+
+
+def _find(api: Any, cuda_uuid: str) -> tuple[Any, str]:
+    """Return handle and NVML's UUID of the device that CUDA calls `cuda_uuid` (without prefix)."""
+    for prefix in ("GPU-", "MIG-"):
+        with suppress(api.NVMLError):
+            handle = api.nvmlDeviceGetHandleByUUID(prefix + cuda_uuid)
+            return handle, _text(api.nvmlDeviceGetUUID(handle))
+    raise LookupError(f"NVML knows no device with the UUID {cuda_uuid} that CUDA reports")
+
+
+def _gpus(api: Any) -> Iterator[Any]:
+    for index in range(api.nvmlDeviceGetCount()):
+        with suppress(api.NVMLError):  # a card that others keep to themselves
+            yield api.nvmlDeviceGetHandleByIndex(index)
+
+
+def _instances(api: Any, gpu: Any) -> Iterator[Any]:
+    try:
+        count = api.nvmlDeviceGetMaxMigDeviceCount(gpu)
+    except api.NVMLError:
+        return
+    for index in range(count):
+        with suppress(api.NVMLError):  # most slots are empty
+            yield api.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
+
+
+def _memory(api: Any, handle: Any) -> Any:
+    """Read version 2, which keeps the driver's own reserve out of `used`; version 1 if refused."""
+    try:
+        return api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
+    except api.NVMLError:
+        return api.nvmlDeviceGetMemoryInfo(handle)
+
+
+def _process_name(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return "unknown"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,195 @@
+"""Gather the events of one training and sum them up. Pure: knows no process and no MLflow."""
+
+import math
+import time
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from pipeline.config import RunConfig
+from pipeline.record import (
+    MIB,
+    Built,
+    Event,
+    Finished,
+    Logged,
+    MemorySample,
+    Outcome,
+    Proven,
+    RunRecord,
+    Samples,
+    Started,
+    StepMark,
+    Steps,
+    Warned,
+)
+from pipeline.throughput import MIN_TIMED_STEPS, percentile_ms, rate, warmup_length
+
+TRAINER_METRICS = ("train_runtime", "train_samples_per_second", "train_loss")
+
+
+class Recorder:
+    """Turns a stream of events into a RunRecord, at any moment of the training."""
+
+    def __init__(self, warmup_steps: int, seq_len: int | None = None) -> None:
+        self.samples: list[MemorySample] = []
+        self.steps: list[StepMark] = []
+        self.logged: list[Logged] = []
+        self.warnings: list[str] = []
+        self.started: Started | None = None
+        self.built: Built | None = None
+        self.proven: Proven | None = None
+        self.finished: Finished | None = None
+        self.began_at = time.time()
+        self._warmup_steps = warmup_steps
+        self._seq_len = seq_len
+
+    def handle(self, event: Event) -> None:
+        """Take in one event."""
+        match event:
+            case Samples(rows=rows):
+                self.samples.extend(rows)
+            case Steps(rows=rows):
+                self.steps.extend(rows)
+            case Logged():
+                self.logged.append(event)
+            case Warned(message=message):
+                self.warnings.append(message)
+            case Started():
+                self.started = event
+            case Built():
+                self.built = event
+            case Proven():
+                self.proven = event
+            case Finished():
+                self.finished = event
+
+    @property
+    def peak(self) -> MemorySample | None:
+        """The highest reading so far."""
+        readings = [sample for sample in self.samples if sample.process is not None]
+        return max(readings, key=lambda sample: sample.process or 0, default=None)
+
+    @property
+    def warmup(self) -> int:
+        """How many of the first steps do not count as speed."""
+        return warmup_length(self.step_seconds(), self._warmup_steps)
+
+    def step_seconds(self) -> list[float]:
+        """Return for each step the time from the end of the one before (or its own begin)."""
+        previous = [self.steps[0].begun, *(mark.ended for mark in self.steps)] if self.steps else []
+        return [mark.ended - before for mark, before in zip(self.steps, previous, strict=False)]
+
+    def record(
+        self, config: RunConfig, outcome: Outcome, message: str, interrupted: bool = False
+    ) -> RunRecord:
+        """Return what is known by now."""
+        started, finished = self.started, self.finished
+        source = finished.memory_source if finished else None
+        return RunRecord(
+            config=config,
+            outcome=outcome,
+            message=message,
+            interrupted=interrupted,
+            started_at=self.began_at,
+            ended_at=time.time(),
+            device=started.device if started else None,
+            memory_source=source or (started.memory_source if started else None),
+            versions=started.versions if started else {},
+            effective=self.proven.effective if self.proven else None,
+            warnings=tuple(self.warnings) + self._batch_warning() + self._loss_warning(),
+            steps=len(self.steps),
+            total_steps=self.built.total_steps if self.built else None,
+            metrics=self.metrics(),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the summary figures; what was not measured is absent, and so is what is not finite."""
+        values: dict[str, float | None] = {
+            **self._memory_metrics(),
+            **self._speed_metrics(),
+            **self._trainer_metrics(),
+        }
+        return {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}
+
+    def _memory_metrics(self) -> dict[str, float | None]:
+        allocated = [mark.peak_allocated for mark in self.steps if mark.peak_allocated]
+        done = self.finished
+        peak_allocated = done.peak_allocated_bytes if done else max(allocated, default=None)
+        effective = self.proven.effective if self.proven else None
+        return {
+            "peak_memory_mib": _mib(self.peak.process if self.peak else None),
+            "device_memory_end_mib": _mib(done.end_device_bytes if done else None),
+            "peak_allocated_mib": _mib(peak_allocated),
+            "peak_reserved_mib": _mib(done.peak_reserved_bytes if done else None),
+            "optimizer_state_mib": _mib(effective.optimizer_bytes if effective else None),
+            "optimizer_8bit_share": effective.eight_bit_share if effective else None,
+        }
+
+    def _speed_metrics(self) -> dict[str, float | None]:
+        if not self.steps:
+            return {}
+        skip, seconds = self.warmup, self.step_seconds()
+        marks = self.steps[skip:]
+        values: dict[str, float | None] = {
+            "warmup_steps": skip,
+            "warmup_seconds": sum(seconds[:skip]),
+            "first_step_seconds": seconds[0],
+            "startup_seconds": self._startup_seconds(),
+        }
+        if len(marks) < MIN_TIMED_STEPS:
+            return values
+        own = [mark.ended - mark.begun for mark in marks]
+        waits = [whole - step for whole, step in zip(seconds[skip:], own, strict=True)]
+        values["step_time_p50_ms"] = percentile_ms(own, 50)
+        values["step_time_p95_ms"] = percentile_ms(own, 95)
+        values["data_wait_p50_ms"] = percentile_ms(waits, 50)
+        return values | self._rates(marks, seconds[skip:])
+
+    def _startup_seconds(self) -> float | None:
+        """Return the time from the request to the end of the first step."""
+        if self.started is None or self.started.requested is None:
+            return None
+        return self.started.clock + self.steps[0].ended - self.started.requested
+
+    def _rates(self, marks: list[StepMark], seconds: list[float]) -> dict[str, float | None]:
+        counts = [mark.samples for mark in marks if mark.samples is not None]
+        speed = rate(counts, seconds) if len(counts) == len(marks) else None
+        if speed is None:
+            return {}
+        done = self.finished
+        flops = done.flops_per_sample * speed.mean if done and done.flops_per_sample else None
+        return {
+            "samples_per_second": speed.mean,
+            "samples_per_second_low": speed.low,
+            "samples_per_second_high": speed.high,
+            "tokens_per_second": speed.mean * self._seq_len if self._seq_len else None,
+            "effective_batch": float(median(counts)),
+            "tflops": flops / 1e12 if flops else None,
+            "mfu": flops / done.peak_flops if flops and done and done.peak_flops else None,
+        }
+
+    def _trainer_metrics(self) -> dict[str, float | None]:
+        own: Mapping[str, Any] = self.finished.metrics if self.finished else {}
+        return {name: own.get(name) for name in TRAINER_METRICS}
+
+    def _batch_warning(self) -> tuple[str, ...]:
+        """Say so where fewer samples went through a step than were asked for."""
+        counts = [mark.samples for mark in self.steps if mark.samples is not None]
+        if not self.built or not counts or median(counts) >= self.built.asked_batch:
+            return ()
+        return (
+            f"effective batch: {self.built.asked_batch} samples a step were asked for, "
+            f"{median(counts):g} went through (the data ends before the batch is full)",
+        )
+
+    def _loss_warning(self) -> tuple[str, ...]:
+        losses = [event.values["loss"] for event in self.logged if "loss" in event.values]
+        if all(math.isfinite(loss) for loss in losses):
+            return ()
+        return ("diverged: the loss is not finite, so this run is no candidate for a best one",)
+
+
+def _mib(count: int | None) -> float | None:
+    return None if count is None else count / MIB
+

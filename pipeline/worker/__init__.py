@@ -1,0 +1,1 @@
+"""What runs in the training process. Nothing here knows of studies, experiments or MLflow."""

@@ -1,0 +1,172 @@
+"""The TrainerCallback. It marks what happens; threads, files and runs belong to others."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from pipeline.config import Measurement
+from pipeline.record import Built, Event, Logged, Proven, StepMark, Steps
+from pipeline.throughput import Rate, rate, warmup_length
+from pipeline.worker.memory import AllocatorPeaks
+from pipeline.worker.proof import AutocastProbe, read_back
+from pipeline.worker.script import ScriptSession
+from pipeline.worker.steps import BatchCounter, CudaClock, HostClock, StepClock
+
+_RELATIVE_HALF_WIDTH = 0.02
+_MIN_ADAPTIVE_STEPS = 10
+_MIN_ADAPTIVE_SECONDS = 1.0
+
+
+class MemoryCallback(TrainerCallback):
+    """Measures memory and throughput of a transformers.Trainer.
+
+    In your own script, `Trainer(..., callbacks=[MemoryCallback()])` logs settings, memory curves
+    and throughput to the active MLflow run. A training that raises never says goodbye to its
+    callbacks, so there `with MemoryCallback() as memory:` around it ends the watching at once.
+
+    With a `sink` it only marks: events go there, and watching memory is the caller's. `origin` is
+    the time.perf_counter() that all times count from. `on_proven` may look at the settings that
+    were read back after the first step, and raise. With `stop_when_known` the training ends once
+    the throughput's 95 % interval is within 2 % of it.
+    """
+
+    def __init__(
+        self,
+        sink: Callable[[Event], None] | None = None,
+        origin: float | None = None,
+        *,
+        measurement: Measurement | None = None,
+        on_proven: Callable[[Proven, torch.nn.Module], None] | None = None,
+    ) -> None:
+        measurement = measurement or Measurement()
+        self._origin = time.perf_counter() if origin is None else origin
+        self._script = None if sink else ScriptSession(measurement, self._origin)
+        self._sink = sink or self._script.handle
+        self._on_proven = on_proven
+        adaptive = measurement.measure == "adaptive"
+        self._stopping = _StopWhenKnown(measurement.warmup_steps) if adaptive else None
+        self.peaks: AllocatorPeaks | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._script:
+            self._script.close()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """See TrainerCallback."""
+        on_gpu = args.device.type == "cuda"
+        if self._script:
+            self._script.open(args.device)
+        self.peaks = AllocatorPeaks() if on_gpu else None
+        self._clock: StepClock = CudaClock(self._origin) if on_gpu else HostClock(self._origin)
+        loader = kwargs["train_dataloader"]
+        rows = _rows(loader)
+        self._counter = BatchCounter(
+            rows, args.train_batch_size, args.dataloader_drop_last, args.world_size
+        )
+        # A hook inside a compiled model would break its graph.
+        self._probe = None if args.torch_compile else AutocastProbe(kwargs["model"])
+        self._proven = False
+        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        arguments = {key: value for key, value in args.to_dict().items() if value is not None}
+        self._sink(Built(total_steps=state.max_steps, asked_batch=batch, arguments=arguments))
+
+    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+        """See TrainerCallback."""
+        self._counter.next_epoch()
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """See TrainerCallback."""
+        self._clock.begin()
+
+    def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
+        """See TrainerCallback."""
+        self._counter.next_micro_batch()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """See TrainerCallback."""
+        self._counter.next_micro_batch()
+        peak = self.peaks.lap() if self.peaks else None
+        self._clock.end(state.global_step, self._counter.end_step(), peak)
+        marks = self._clock.known(wait=not self._proven)
+        if not self._proven:
+            self._prove(args, **kwargs)
+        if marks:
+            self._sink(Steps.model_construct(rows=tuple(marks)))
+        if self._stopping and self._stopping.enough(marks):
+            control.should_training_stop = True
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """See TrainerCallback."""
+        logs = kwargs.get("logs") or {}
+        values = {key: float(logs[key]) for key in ("loss", "grad_norm", "learning_rate") if key in logs}
+        if values:
+            self._sink(Logged.model_construct(step=state.global_step, values=values))
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """See TrainerCallback."""
+        marks = self._clock.known(wait=True)
+        if marks:
+            self._sink(Steps.model_construct(rows=tuple(marks)))
+        if self._script:
+            self._script.close(self.peaks)
+
+    def _prove(self, args: TrainingArguments, **kwargs: Any) -> None:
+        self._proven = True
+        model = kwargs["model"]
+        autocast = self._probe.dtype if self._probe else _accelerate_autocast()
+        event = Proven(effective=read_back(model, kwargs["optimizer"], args, autocast))
+        self._sink(event)
+        if self._on_proven:
+            self._on_proven(event, model)
+
+
+class _StopWhenKnown:
+    """Says when the throughput is known well enough."""
+
+    def __init__(self, warmup_steps: int) -> None:
+        self._warmup_steps = warmup_steps
+        self._marks: list[StepMark] = []
+        self._look_at = _MIN_ADAPTIVE_STEPS + warmup_steps
+
+    def enough(self, marks: list[StepMark]) -> bool:
+        """Take in new steps and return whether the interval is narrow enough."""
+        self._marks += marks
+        if len(self._marks) < self._look_at:
+            return False
+        # Looking every time would cost more than it saves, and stop at the first lucky streak.
+        self._look_at = math.ceil(self._look_at * 1.25)
+        ends = [mark.ended for mark in self._marks]
+        seconds = [later - sooner for sooner, later in zip(ends, ends[1:], strict=False)]
+        skip = warmup_length(seconds, self._warmup_steps)
+        counts = [mark.samples or 0 for mark in self._marks[1:]]
+        speed: Rate | None = rate(counts[skip:], seconds[skip:])
+        long_enough = sum(seconds[skip:]) >= _MIN_ADAPTIVE_SECONDS
+        return bool(speed and long_enough and speed.relative_half_width <= _RELATIVE_HALF_WIDTH)
+
+
+def _rows(loader: Any) -> int | None:
+    """Return the number of rows that an epoch goes through; None for a stream."""
+    try:
+        return len(loader.dataset)
+    except TypeError:
+        return None
+
+
+def _accelerate_autocast() -> str | None:
+    from accelerate.state import AcceleratorState
+
+    name = AcceleratorState().mixed_precision
+    return {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}.get(name)

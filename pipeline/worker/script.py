@@ -1,0 +1,72 @@
+"""What MemoryCallback needs in a training script of somebody's own: a watcher and a run to log to."""
+
+import time
+import weakref
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import torch
+
+from pipeline.config import Measurement
+from pipeline.record import Event, Finished, Outcome, Started, Warned
+from pipeline.worker.memory import AllocatorPeaks, MemoryMonitor, reader, used_before
+from pipeline.worker.versions import versions
+
+if TYPE_CHECKING:
+    from pipeline.tracking import RunLogger
+
+
+class ScriptSession:
+    """Watches memory from `open` to `close` and logs to the MLflow run that is active at `open`."""
+
+    def __init__(self, measurement: Measurement, origin: float) -> None:
+        self._measurement = measurement
+        self._origin = origin
+        self._resources = ExitStack()
+        self._logger: RunLogger | None = None
+
+    def open(self, device: torch.device) -> None:
+        """Begin to watch this device."""
+        # Imported when used: the worker has this module too, and knows nothing of MLflow.
+        from pipeline.tracking import RunLogger
+
+        self._logger = RunLogger.for_active_run(self._measurement.warmup_steps)
+        read, described, warning = self._resources.enter_context(reader(device, used_before()))
+        self.handle(
+            Started(
+                device=described,
+                memory_source=read.source,
+                versions=versions(),
+                clock=self._origin,
+            )
+        )
+        if warning:
+            self.handle(Warned(message=warning))
+        period_s = self._measurement.period_ms / 1e3
+        monitor = MemoryMonitor(read, period_s, self._logger.handle, self._origin)
+        self._resources.enter_context(monitor)
+        self._read = read
+        # For a training that raised, outside a `with`: the thread ends with the session's owner.
+        weakref.finalize(self, monitor.request_stop)
+
+    def handle(self, event: Event) -> None:
+        """Log an event of the training."""
+        if self._logger:
+            self._logger.handle(event)
+
+    def close(self, peaks: AllocatorPeaks | None = None) -> None:
+        """Stop watching and write the summary; without effect the second time."""
+        if self._logger is None:
+            return
+        logger, self._logger = self._logger, None
+        device = self._read()[1]
+        self._resources.close()
+        completed = Finished(
+            outcome=Outcome.COMPLETED,
+            end_device_bytes=device,
+            peak_allocated_bytes=peaks.allocated if peaks else None,
+            peak_reserved_bytes=peaks.reserved if peaks else None,
+            memory_source=self._read.source,
+        )
+        logger.handle(completed)
+        logger.close(self._origin, time.perf_counter())

@@ -1,0 +1,47 @@
+"""The first moments of a worker process, before torch can be touched.
+
+The parent imports this module to name the function it wants run, so nothing slow is imported here.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+
+_PR_SET_PDEATHSIG = 1
+
+
+def nothing() -> None:
+    """Return at once: the first worker that ends tells that the fork server has its imports."""
+
+
+def worker(
+    config_json: str,
+    environment: Mapping[str, str],
+    connection: Connection,
+    log_path: str,
+    requested: float,
+) -> None:
+    """Train and measure what the configuration says; events go through `connection`."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to decide
+    _redirect_output(log_path)
+    os.environ.update(environment)
+    from pipeline.worker.entry import main  # already there in a child of the fork server
+
+    main(config_json, connection, requested)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when the fork server ends, which ends with the command."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _redirect_output(path: str) -> None:
+    """Send output to a file: standard output of the command is for its own words or its JSON."""
+    with open(path, "ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
