@@ -79,7 +79,9 @@ class Workload(Frozen):
     """What is trained, on what, and for how long."""
 
     model: str = Field("bert-base", description="hub id, folder, configuration file (JSON)")
-    init: Literal["random", "pretrained"] = Field("random", description="where the weights are from")
+    init: Literal["random", "pretrained"] = Field(
+        "random", description="where the weights are from"
+    )
     task: Task = Field("sequence-classification", description="head of the model")
     data: str = Field("random", description="`random` token ids, or a csv, jsonl or parquet file")
     seq_len: PositiveInt = Field(512, description="tokens per sample")
@@ -168,7 +170,9 @@ class RunConfig(Frozen):
     def dotted(self) -> dict[str, Any]:
         """Return every setting under its dotted name, as MLflow shows it."""
         groups = self.model_dump(include=set(GROUPS))
-        values = {f"{group}.{key}": value for group in GROUPS for key, value in groups[group].items()}
+        values = {
+            f"{group}.{key}": value for group in GROUPS for key, value in groups[group].items()
+        }
         values["training.effective_batch"] = self.training.effective_batch
         return {"preset.name": self.preset.name, "workload.name": self.workload_name} | values
 

@@ -10,8 +10,9 @@ from pipeline.record import MIB, Built, Event, Logged, MemorySample, Samples, St
 
 POINTS_PER_CURVE = 500
 _SEND_EVERY_SECONDS = 3.0
-_FIRST_INTERVAL_SECONDS = 0.1
+_UNKNOWN_INTERVAL_SECONDS = 0.1
 _SHORTEST_INTERVAL_SECONDS = 0.02
+_RESERVE_POINTS = 25
 _MEMORY = ("process", "device", "allocated", "reserved")
 
 
@@ -27,8 +28,8 @@ class Point(NamedTuple):
 class MemoryCurve:
     """Keeps the highest reading of each interval, at the time when it was read.
 
-    The interval is a share of the training's expected length, so that the whole fits the number of
-    points; how long that will be is only known as steps go by.
+    The interval spreads the points that are left over the time that is expected to be left, which
+    is only known better as steps go by. A reserve lets a training go on for longer than expected.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,18 +37,28 @@ class MemoryCurve:
         self._index = MemorySample._fields.index(name)
         self._best: MemorySample | None = None
         self._interval_ends = 0.0
+        self._points = 0
 
-    def add(self, sample: MemorySample, interval: float) -> MemorySample | None:
+    def add(self, sample: MemorySample, expected_end: float | None) -> MemorySample | None:
         """Take in a reading; return the highest of an interval that is over."""
         if sample[self._index] is None:
             return None
         done = None
         if sample.seconds >= self._interval_ends:
             done, self._best = self._best, None
-            self._interval_ends = sample.seconds + interval
+            self._points += 1
+            self._interval_ends = sample.seconds + self._interval(sample.seconds, expected_end)
         if self._best is None or self.value(sample) > self.value(self._best):
             self._best = sample
         return done
+
+    def _interval(self, now: float, expected_end: float | None) -> float:
+        left = max(POINTS_PER_CURVE - self._points, _RESERVE_POINTS)
+        if expected_end is None:
+            return max(_UNKNOWN_INTERVAL_SECONDS, now / left)
+        # A training that outlives what was expected has at least a tenth of its age to go.
+        ahead = max(expected_end - now, now / 10)
+        return max(ahead / left, _SHORTEST_INTERVAL_SECONDS)
 
     def rest(self) -> MemorySample | None:
         """Return the highest of the interval that is not over."""
@@ -65,7 +76,7 @@ class Curves:
     def __init__(self, began_at: float) -> None:
         self._began_at = began_at
         self._memory = [MemoryCurve(name) for name in _MEMORY]
-        self._interval = _FIRST_INTERVAL_SECONDS
+        self._expected_end: float | None = None
         self._total_steps = 0
         self._previous_end: float | None = None
         self._held: list[StepMark] = []
@@ -90,7 +101,9 @@ class Curves:
         return memory + self._held_points()
 
     def _memory_points(self, rows: tuple[MemorySample, ...]) -> list[Point]:
-        found = [(curve, curve.add(row, self._interval)) for row in rows for curve in self._memory]
+        found = [
+            (curve, curve.add(row, self._expected_end)) for row in rows for curve in self._memory
+        ]
         return [self._sample_point(curve, sample) for curve, sample in found if sample]
 
     def _sample_point(self, curve: MemoryCurve, sample: MemorySample) -> Point:
@@ -100,8 +113,7 @@ class Curves:
     def _step_points(self, mark: StepMark) -> list[Point]:
         self._held.append(mark)
         if self._total_steps:
-            expected = mark.ended * self._total_steps / max(mark.step, 1)
-            self._interval = max(expected / POINTS_PER_CURVE, _SHORTEST_INTERVAL_SECONDS)
+            self._expected_end = mark.ended * self._total_steps / max(mark.step, 1)
         stride = math.ceil(self._total_steps / POINTS_PER_CURVE) or 1
         return self._held_points() if len(self._held) >= stride else []
 
@@ -175,7 +187,7 @@ class CurveSender:
         try:
             self._send(batch)
             self.error = None
-        except Exception as error:  # noqa: BLE001 - a server's failure must not end a training
+        except Exception as error:
             self.error = error
             with self._lock:
                 self._waiting = batch + self._waiting

@@ -24,8 +24,12 @@ class NotInEffectError(PipelineError):
 
 
 class TrackingError(PipelineError):
-    """The tracking server cannot be used."""
+    """The tracking server cannot be used; `trained` tells whether there was a training by then."""
+
+    def __init__(self, message: str, *, trained: bool = False) -> None:
+        super().__init__(message)
+        self.trained = trained
 
 
-class Interrupted(BaseException):  # noqa: N818 - not an error, and `except Exception` must not eat it
+class Interrupted(BaseException):
     """Somebody asked the command to stop: Ctrl-C, SIGTERM, or the end of the `mlflow run` above."""

@@ -1,6 +1,7 @@
 """Run one training in a process of its own and return its record, whatever becomes of it."""
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import re
 import signal
@@ -30,6 +31,7 @@ _SERVER_ENVIRONMENT = {
 }
 _TICK_SECONDS = 0.25
 _LOG_LINES = 15
+_EXIT_SECONDS = 5.0
 
 
 class Launched(NamedTuple):
@@ -95,12 +97,14 @@ class Launcher:
             )
             process.start()
             sender.close()
-            interrupted = False
+            interrupted, outcome = False, None
             try:
                 outcome, message = _follow(process, receiver, config.measurement, handle)
             except Interrupted as error:
                 interrupted, outcome, message = True, Outcome.FAILED, f"interrupted: {error}"
             finally:
+                if outcome is Outcome.COMPLETED:
+                    process.join(_EXIT_SECONDS)
                 process.kill()
                 process.join()
             _drain(receiver, handle)

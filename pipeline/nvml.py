@@ -1,4 +1,4 @@
-"""The driver's view of GPU memory. The only module that talks to NVML; importing it does nothing."""
+"""The driver's view of GPU memory. Only this module talks to NVML; importing it does nothing."""
 
 import os
 from collections.abc import Iterator, Mapping

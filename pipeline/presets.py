@@ -222,8 +222,13 @@ def _arguments(place: str, value: Any, problems: Problems) -> dict[str, Any]:
 
 def _label(parts: Sequence[Mapping[str, Any]], preset: str) -> Label:
     texts = {
-        word: (" + " if word == "summary" else "\n").join(str(p[word]) for p in parts if p.get(word))
+        word: (" + " if word == "summary" else "\n").join(
+            str(p[word]) for p in parts if p.get(word)
+        )
         for word in ("summary", "why")
     }
-    stems = [str(p.get("name") or Path(n.strip()).stem) for p, n in zip(parts, preset.split("+"), strict=True)]
+    stems = [
+        str(p.get("name") or Path(n.strip()).stem)
+        for p, n in zip(parts, preset.split("+"), strict=True)
+    ]
     return Label(name="+".join(stems), **texts)

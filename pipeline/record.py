@@ -183,6 +183,8 @@ class RunRecord(Frozen):
     versions: Mapping[str, str] = Field(default_factory=dict)
     effective: Effective | None = None
     warnings: tuple[str, ...] = ()
+    diverged: bool = False
+    """The loss was not finite at some step, so the run is no candidate for a best one."""
     steps: int = 0
     total_steps: int | None = None
     metrics: Mapping[str, float] = Field(default_factory=dict)

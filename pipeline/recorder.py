@@ -97,14 +97,15 @@ class Recorder:
             memory_source=source or (started.memory_source if started else None),
             versions=started.versions if started else {},
             effective=self.proven.effective if self.proven else None,
-            warnings=tuple(self.warnings) + self._batch_warning() + self._loss_warning(),
+            warnings=self._all_warnings(),
+            diverged=self.diverged,
             steps=len(self.steps),
             total_steps=self.built.total_steps if self.built else None,
             metrics=self.metrics(),
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return the summary figures; what was not measured is absent, and so is what is not finite."""
+        """Return the summary figures; what was not measured, or is not finite, is absent."""
         values: dict[str, float | None] = {
             **self._memory_metrics(),
             **self._speed_metrics(),
@@ -173,23 +174,27 @@ class Recorder:
         own: Mapping[str, Any] = self.finished.metrics if self.finished else {}
         return {name: own.get(name) for name in TRAINER_METRICS}
 
-    def _batch_warning(self) -> tuple[str, ...]:
-        """Say so where fewer samples went through a step than were asked for."""
+    def _all_warnings(self) -> tuple[str, ...]:
+        """Return the worker's warnings and those that only the whole training gives."""
+        warnings = list(self.warnings)
         counts = [mark.samples for mark in self.steps if mark.samples is not None]
-        if not self.built or not counts or median(counts) >= self.built.asked_batch:
-            return ()
-        return (
-            f"effective batch: {self.built.asked_batch} samples a step were asked for, "
-            f"{median(counts):g} went through (the data ends before the batch is full)",
-        )
+        if self.built and counts and median(counts) < self.built.asked_batch:
+            warnings.append(
+                f"effective batch: {self.built.asked_batch} samples a step were asked for, "
+                f"{median(counts):g} went through (the data ends before the batch is full)"
+            )
+        if self.diverged:
+            warnings.append(
+                "diverged: the loss is not finite, so this run is no candidate for best"
+            )
+        return tuple(warnings)
 
-    def _loss_warning(self) -> tuple[str, ...]:
+    @property
+    def diverged(self) -> bool:
+        """Whether a loss was not finite."""
         losses = [event.values["loss"] for event in self.logged if "loss" in event.values]
-        if all(math.isfinite(loss) for loss in losses):
-            return ()
-        return ("diverged: the loss is not finite, so this run is no candidate for a best one",)
+        return not all(math.isfinite(loss) for loss in losses)
 
 
 def _mib(count: int | None) -> float | None:
     return None if count is None else count / MIB
-

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -44,8 +45,11 @@ class MemoryCallback(TrainerCallback):
     ) -> None:
         measurement = measurement or Measurement()
         self._origin = time.perf_counter() if origin is None else origin
-        self._script = None if sink else ScriptSession(measurement, self._origin)
-        self._sink = sink or self._script.handle
+        self._script: ScriptSession | None = None
+        if sink is None:
+            self._script = ScriptSession(measurement, self._origin)
+            sink = self._script.handle
+        self._sink = sink
         self._on_proven = on_proven
         adaptive = measurement.measure == "adaptive"
         self._stopping = _StopWhenKnown(measurement.warmup_steps) if adaptive else None
@@ -67,10 +71,11 @@ class MemoryCallback(TrainerCallback):
             self._script.open(args.device)
         self.peaks = AllocatorPeaks() if on_gpu else None
         self._clock: StepClock = CudaClock(self._origin) if on_gpu else HostClock(self._origin)
-        loader = kwargs["train_dataloader"]
-        rows = _rows(loader)
         self._counter = BatchCounter(
-            rows, args.train_batch_size, args.dataloader_drop_last, args.world_size
+            _rows(kwargs["train_dataloader"]),
+            args.train_batch_size,
+            drop_last=args.dataloader_drop_last,
+            world_size=args.world_size,
         )
         # A hook inside a compiled model would break its graph.
         self._probe = None if args.torch_compile else AutocastProbe(kwargs["model"])
@@ -111,7 +116,9 @@ class MemoryCallback(TrainerCallback):
     ) -> None:
         """See TrainerCallback."""
         logs = kwargs.get("logs") or {}
-        values = {key: float(logs[key]) for key in ("loss", "grad_norm", "learning_rate") if key in logs}
+        values = {
+            key: float(logs[key]) for key in ("loss", "grad_norm", "learning_rate") if key in logs
+        }
         if values:
             self._sink(Logged.model_construct(step=state.global_step, values=values))
 
@@ -149,7 +156,7 @@ class _StopWhenKnown:
         # Looking every time would cost more than it saves, and stop at the first lucky streak.
         self._look_at = math.ceil(self._look_at * 1.25)
         ends = [mark.ended for mark in self._marks]
-        seconds = [later - sooner for sooner, later in zip(ends, ends[1:], strict=False)]
+        seconds = [later - sooner for sooner, later in pairwise(ends)]
         skip = warmup_length(seconds, self._warmup_steps)
         counts = [mark.samples or 0 for mark in self._marks[1:]]
         speed: Rate | None = rate(counts[skip:], seconds[skip:])

@@ -43,25 +43,35 @@ def _from_file(workload: Workload, config: PretrainedConfig) -> datasets.Dataset
     path = Path(workload.data)
     rows = datasets.load_dataset(_LOADERS[path.suffix], data_files=str(path), split="train")
     rows = rows.select(range(min(len(rows), workload.samples)))
-    text = next((name for name in _TEXT_COLUMNS if name in rows.column_names), None)
-    label = next((name for name in _LABEL_COLUMNS if name in rows.column_names), None)
-    if text is None:
-        raise UnsupportedError(f"{path}: no column named {' or '.join(_TEXT_COLUMNS)}")
-    if label is None and workload.task == "sequence-classification":
-        raise UnsupportedError(f"{path}: no column named {' or '.join(_LABEL_COLUMNS)}")
+    text = _column(path, rows, _TEXT_COLUMNS)
     encode = _encoder(workload, config)
-    codes = {value: index for index, value in enumerate(sorted(set(rows[label])))} if label else {}
+    if workload.task == "sequence-classification":
+        label = _column(path, rows, _LABEL_COLUMNS)
+        codes = {value: index for index, value in enumerate(sorted(set(rows[label])))}
+        if len(codes) > (config.num_labels or 0):
+            raise UnsupportedError(
+                f"{path}: {len(codes)} different labels, the model tells {config.num_labels} apart"
+            )
 
-    def convert(row: dict[str, Any]) -> dict[str, Any]:
-        encoded = encode(str(row[text]))
-        wanted = encoded["input_ids"]
-        return encoded | {"labels": codes[row[label]] if codes else wanted}
+        def convert(row: dict[str, Any]) -> dict[str, Any]:
+            return {**encode(str(row[text])), "labels": codes[row[label]]}
+    else:
 
-    if len(codes) > config.num_labels:
-        raise UnsupportedError(
-            f"{path}: {len(codes)} different labels, the model distinguishes {config.num_labels}"
-        )
+        def convert(row: dict[str, Any]) -> dict[str, Any]:
+            encoded = encode(str(row[text]))
+            return {**encoded, "labels": encoded["input_ids"]}
+
     return rows.map(convert, remove_columns=rows.column_names).with_format("torch")
+
+
+def _column(path: Path, rows: datasets.Dataset, names: tuple[str, ...]) -> str:
+    for name in names:
+        if name in rows.column_names:
+            return name
+    raise UnsupportedError(
+        f"{path}: has the columns {', '.join(rows.column_names)}; one of them has to be named "
+        f"{' or '.join(names)}"
+    )
 
 
 def _encoder(workload: Workload, config: PretrainedConfig) -> Any:

@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, NotInEffectError, UnsupportedError
 from pipeline.record import MIB, Event, Finished, Outcome, Proven, Started, Warned
 from pipeline.worker.callback import MemoryCallback
 from pipeline.worker.flops import flops_per_sample, peak_flops
-from pipeline.worker.memory import CudaReader, MemoryMonitor, Reading, reader, used_before
+from pipeline.worker.memory import MemoryMonitor, Reading, reader, used_before
 from pipeline.worker.proof import check
 from pipeline.worker.support import require
 from pipeline.worker.training import build_trainer
@@ -56,7 +56,7 @@ def main(config_json: str, connection: Connection, requested: float) -> None:
     stream = Stream(connection)
     try:
         finished = _measure(RunConfig.model_validate_json(config_json), stream, requested)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the record has to say so
+    except Exception as error:
         traceback.print_exc()
         finished = _failure(error)
     stream.flush(finished)
@@ -88,9 +88,7 @@ def _measure(config: RunConfig, stream: Stream, requested: float) -> Finished:
             for message in check(config, proven.effective, model):
                 stream.post(Warned(message=message))
 
-        callback = MemoryCallback(
-            stream.post, origin, measurement=measurement, on_proven=prove
-        )
+        callback = MemoryCallback(stream.post, origin, measurement=measurement, on_proven=prove)
         with (
             MemoryMonitor(read, measurement.period_ms / 1e3, stream.flush, origin),
             tempfile.TemporaryDirectory() as output_dir,

@@ -6,10 +6,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipeline.config import Precision, Workload
 from pipeline.worker.models import build_model
 
-# Dense peak in TFLOP/s: (fp16 and bf16 with fp32 accumulation, tf32, fp32 outside tensor cores, fp8).
-# Source: NVIDIA's data sheets and architecture white papers of each product, the figure without
-# sparsity. GeForce cards run fp16 with fp32 accumulation at half of the fp16 rate; that is what
-# training uses. A part of a name decides, the longest match wins.
+# Dense peak in TFLOP/s: fp16 and bf16 with fp32 accumulation, tf32, fp32 outside tensor cores,
+# fp8. Source: NVIDIA's data sheets and architecture white papers of each product, the figure
+# without sparsity. GeForce cards run fp16 with fp32 accumulation at half of the fp16 rate; that is
+# what training uses. A part of a name decides, the longest match wins.
 _PEAKS_TFLOPS: dict[str, tuple[float | None, float | None, float, float | None]] = {
     "H200": (989.4, 494.7, 66.9, 1978.9),
     "H100 80GB HBM3": (989.4, 494.7, 66.9, 1978.9),

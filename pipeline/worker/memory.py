@@ -82,7 +82,7 @@ class MemoryMonitor:
                     rows, flushed = [], time.perf_counter()
             rows.append(self._sample())
             self._on_flush(Samples(rows=tuple(rows)))
-        except BaseException as error:  # noqa: BLE001 - raised by the owner, in __exit__
+        except BaseException as error:
             self._error = error
 
 
@@ -197,10 +197,10 @@ def _cpu_name() -> str:
     """Return the processor's marketing name where the system tells it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+            found = [line.partition(":")[2] for line in lines if line.startswith("model name")]
     except OSError:
-        names = []
-    return f"CPU {names[0]}" if names else "CPU"
+        found = []
+    return f"CPU {found[0].strip()}" if found else "CPU"
 
 
 def _ram() -> int:

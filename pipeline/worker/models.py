@@ -54,13 +54,15 @@ def build_model(workload: Workload, attention: str) -> PreTrainedModel:
     try:
         if workload.init == "pretrained" and torch.get_default_device().type != "meta":
             source = Path(workload.model)
-            return loader.from_pretrained(
+            model: PreTrainedModel = loader.from_pretrained(
                 source if source.is_dir() else workload.model,
                 attn_implementation=attention,
                 dtype=torch.float32,
             )
+            return model
         config = model_config(workload)
-        return loader.from_config(config, attn_implementation=attention, dtype=torch.float32)
+        model = loader.from_config(config, attn_implementation=attention, dtype=torch.float32)
+        return model
     except ImportError as error:
         raise UnsupportedError(f"attention={attention}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""What MemoryCallback needs in a training script of somebody's own: a watcher and a run to log to."""
+"""What MemoryCallback needs in somebody's own script: a watcher and a run to log to."""
 
 import time
 import weakref
@@ -9,6 +9,7 @@ import torch
 
 from pipeline.config import Measurement
 from pipeline.record import Event, Finished, Outcome, Started, Warned
+from pipeline.recorder import Recorder
 from pipeline.worker.memory import AllocatorPeaks, MemoryMonitor, reader, used_before
 from pipeline.worker.versions import versions
 
@@ -23,6 +24,7 @@ class ScriptSession:
         self._measurement = measurement
         self._origin = origin
         self._resources = ExitStack()
+        self._recorder = Recorder(measurement.warmup_steps)
         self._logger: RunLogger | None = None
 
     def open(self, device: torch.device) -> None:
@@ -30,7 +32,7 @@ class ScriptSession:
         # Imported when used: the worker has this module too, and knows nothing of MLflow.
         from pipeline.tracking import RunLogger
 
-        self._logger = RunLogger.for_active_run(self._measurement.warmup_steps)
+        self._logger = RunLogger.for_active_run(time.time() - time.perf_counter() + self._origin)
         read, described, warning = self._resources.enter_context(reader(device, used_before()))
         self.handle(
             Started(
@@ -43,7 +45,7 @@ class ScriptSession:
         if warning:
             self.handle(Warned(message=warning))
         period_s = self._measurement.period_ms / 1e3
-        monitor = MemoryMonitor(read, period_s, self._logger.handle, self._origin)
+        monitor = MemoryMonitor(read, period_s, self.handle, self._origin)
         self._resources.enter_context(monitor)
         self._read = read
         # For a training that raised, outside a `with`: the thread ends with the session's owner.
@@ -51,6 +53,7 @@ class ScriptSession:
 
     def handle(self, event: Event) -> None:
         """Log an event of the training."""
+        self._recorder.handle(event)
         if self._logger:
             self._logger.handle(event)
 
@@ -58,9 +61,9 @@ class ScriptSession:
         """Stop watching and write the summary; without effect the second time."""
         if self._logger is None:
             return
-        logger, self._logger = self._logger, None
         device = self._read()[1]
         self._resources.close()
+        logger, self._logger = self._logger, None
         completed = Finished(
             outcome=Outcome.COMPLETED,
             end_device_bytes=device,
@@ -68,5 +71,5 @@ class ScriptSession:
             peak_reserved_bytes=peaks.reserved if peaks else None,
             memory_source=self._read.source,
         )
-        logger.handle(completed)
-        logger.close(self._origin, time.perf_counter())
+        self._recorder.handle(completed)
+        logger.close(self._recorder.metrics())

@@ -102,7 +102,9 @@ class BatchCounter:
     were never trained.
     """
 
-    def __init__(self, rows: int | None, micro_batch: int, drop_last: bool, world_size: int) -> None:
+    def __init__(
+        self, rows: int | None, micro_batch: int, drop_last: bool, world_size: int
+    ) -> None:
         self._rows = rows
         self._micro_batch = micro_batch
         self._whole = drop_last

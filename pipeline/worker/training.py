@@ -78,7 +78,7 @@ def build_trainer(
     with device:
         model = build_model(config.workload, config.training.attention)
     if config.training.precision == "pure_bf16":
-        model = model.to(torch.bfloat16)
+        model.bfloat16()
     dataset: datasets.Dataset = build_dataset(config.workload, model.config)
     trainer = Trainer(
         model=model,

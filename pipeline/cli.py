@@ -1,0 +1,157 @@
+"""The command line: options from the configuration's fields, errors to exit codes."""
+
+import inspect
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.config import DEFAULT_PRESET, DEFAULT_WORKLOAD, FIELDS, GROUPS, RunConfig
+from pipeline.errors import ConfigError, Interrupted, TrackingError
+from pipeline.preflight import default_workload, prepare
+from pipeline.presets import resolve
+
+BAD_INPUT, NOT_COMPLETED, NOT_LOGGED, INTERRUPTED = 2, 3, 4, 130
+
+app = typer.Typer(
+    help=__doc__ and "Measure what training optimizations do to memory and throughput.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console(stderr=True)
+
+_LENIENT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per field of the configuration, in addition to its own.
+
+    Values stay text: the models parse them, so a command line and a YAML file mean the same.
+    """
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+    fields = [_option(name) for name in (*FIELDS, "effective_batch")]
+
+    def wrapper(**values: Any) -> None:
+        settings = {p.name: values.pop(p.name) for p in fields}
+        command(settings={k: v for k, v in settings.items() if v is not None}, **values)
+
+    wrapper.__signature__ = inspect.Signature([*own, *fields])  # type: ignore[attr-defined]
+    wrapper.__doc__ = command.__doc__
+    return wrapper
+
+
+def _option(name: str) -> inspect.Parameter:
+    spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+    if name in FIELDS:
+        field = GROUPS[FIELDS[name]].model_fields[name]
+        default = "" if field.default is None or field.default_factory else f" [{field.default}]"
+        text, panel = f"{field.description}{default}", FIELDS[name].capitalize()
+    else:
+        text, panel = "micro_batch x accumulation: sets accumulation", "Training"
+    option = typer.Option(*spellings, help=text, rich_help_panel=panel, show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+@app.command("run", context_settings=_LENIENT)
+@with_settings
+def run_command(
+    *,
+    context: typer.Context,
+    settings: dict[str, str],
+    preset: Annotated[
+        str, typer.Option(help="name, file, or several joined by +")
+    ] = DEFAULT_PRESET,
+    workload: Annotated[str, typer.Option(help="name, file or auto")] = DEFAULT_WORKLOAD,
+    json: Annotated[bool, typer.Option("--json", help="print the record as JSON")] = False,
+) -> None:
+    """Measure one training, as one MLflow run."""
+    config = _configuration(preset, workload, settings, context.args)
+    from pipeline.report import rows, verdict
+    from pipeline.run import run  # imports MLflow: not before the input is known to be good
+
+    record = run(config, console).record
+    if json:
+        sys.stdout.write(record.model_dump_json(indent=2) + "\n")
+    table = Table(show_header=False, title=verdict(record), title_justify="left")
+    for name, value in rows(record):
+        table.add_row(name, value)
+    console.print(table)
+    for warning in record.warnings:
+        console.print(f"note: {warning}", highlight=False, soft_wrap=True)
+    if record.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(0 if record.outcome == "completed" else NOT_COMPLETED)
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Say what this machine has and lacks."""
+    from pipeline.doctor import examine
+
+    findings = list(examine())
+    table = Table(show_header=False)
+    for name, found, good in findings:
+        table.add_row(name, found, "ok" if good else "[red]to mend[/red]")
+    Console().print(table)
+    raise typer.Exit(0 if all(good for _, _, good in findings) else BAD_INPUT)
+
+
+def _configuration(
+    preset: str, workload: str, settings: dict[str, str], extra: Sequence[str]
+) -> RunConfig:
+    """Return the checked configuration; say in one line what `auto` came to mean."""
+    if workload == DEFAULT_WORKLOAD:
+        workload, why = default_workload(settings.get("device", "auto"))
+        console.print(why, highlight=False)
+    config = resolve(preset, workload, settings | _unknown_options(extra))
+    return prepare(config)
+
+
+def _unknown_options(words: Sequence[str]) -> dict[str, str]:
+    """Return options that are no fields, so that they are reported with everything else."""
+    found = {}
+    for index, word in enumerate(words):
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            following = words[index + 1] if index + 1 < len(words) else ""
+            found[name] = value or ("" if following.startswith("--") else following)
+        elif index == 0 or not words[index - 1].startswith("--"):
+            found[word] = ""
+    return found
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # What follows the first signal is the orderly end; nothing but a second Ctrl-C disturbs it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    raise Interrupted(signal.Signals(number).name)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        app(args=list(arguments) if arguments is not None else None)
+    except ConfigError as error:
+        for problem in error.problems:
+            console.print(f"[red]error:[/red] {_escaped(problem)}", highlight=False, soft_wrap=True)
+        sys.exit(BAD_INPUT)
+    except TrackingError as error:
+        console.print(f"[red]error:[/red] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(NOT_LOGGED if error.trained else BAD_INPUT)
+    except (Interrupted, KeyboardInterrupt) as error:
+        console.print(f"interrupted: {error}")
+        sys.exit(INTERRUPTED)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
