@@ -55,7 +55,8 @@ def main(reference: Path, out: Path) -> None:
                 result[f"{ours}_percent"] = now and round((now / before - 1) * 100, 2)
             result["startup_seconds"] = record.metrics.get("startup_seconds")
             results.append(result)
-            print(result, record.message, flush=True)
+            changes = {k: v for k, v in result.items() if k.endswith("_percent")}
+            print(row["name"], result["outcome"], record.message, changes, flush=True)
     with out.open("w", encoding="utf-8", newline="") as sink:
         writer = csv.DictWriter(sink, list(results[0]))
         writer.writeheader()
