@@ -6,14 +6,16 @@ moment the worker took up the training, which is where the memory curve begins.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import AllowInfNan, Field
 
 from pipeline.config import Frozen, RunConfig
 
 MIB = 1024**2
 MemorySource = Literal["nvml_process", "nvml_device", "process_uss"]
+Reported = Annotated[float, AllowInfNan(True)]
+"""A figure of the Trainer's own: a training that diverges ends with a loss of NaN."""
 
 
 class Outcome(StrEnum):
@@ -134,7 +136,7 @@ class Logged(Frozen):
     """What the Trainer logged at a step: loss and the like."""
 
     step: int
-    values: Mapping[str, float]
+    values: Mapping[str, Reported]
 
 
 class Proven(Frozen):
@@ -154,7 +156,7 @@ class Finished(Frozen):
 
     outcome: Outcome
     message: str = ""
-    metrics: Mapping[str, float] = Field(default_factory=dict)
+    metrics: Mapping[str, Reported] = Field(default_factory=dict)
     """The Trainer's own summary."""
     end_device_bytes: int | None = None
     peak_allocated_bytes: int | None = None

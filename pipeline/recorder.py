@@ -193,6 +193,8 @@ class Recorder:
     def diverged(self) -> bool:
         """Whether a loss was not finite."""
         losses = [event.values["loss"] for event in self.logged if "loss" in event.values]
+        # A training of fewer steps than the Trainer logs after has its loss here alone.
+        losses += [self.finished.metrics.get("train_loss", 0.0)] if self.finished else []
         return not all(math.isfinite(loss) for loss in losses)
 
 
