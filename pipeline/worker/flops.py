@@ -24,21 +24,23 @@ _PEAKS_TFLOPS: dict[str, tuple[float | None, float | None, float, float | None]]
     "RTX 3090": (71.0, 35.6, 35.6, None),
     "RTX 4090": (165.2, 82.6, 82.6, 330.3),
 }
+# Words that make another product of a name in the table.
+_VARIANTS = {"Ti", "SUPER", "Laptop", "Max", "D", "NVL"}
 
 
 def peak_flops(device_name: str, precision: Precision) -> float | None:
     """Return the device's peak in FLOP/s for matrix products of this precision, where known."""
-    words = f" {device_name} "
-    matches = [key for key in _PEAKS_TFLOPS if f" {key} " in words.replace("-", " ")]
-    if not matches:
+    words = device_name.replace("-", " ").split()
+    matches = [key for key in _PEAKS_TFLOPS if f" {key} " in f" {' '.join(words)} "]
+    if not matches or _VARIANTS.intersection(words):
         return None
     half, tf32, full, fp8 = _PEAKS_TFLOPS[max(matches, key=len)]
     peak = {"fp32": full, "tf32": tf32, "fp8": fp8}.get(precision, half)
     return None if peak is None else peak * 1e12
 
 
-def flops_per_sample(workload: Workload) -> float:
-    """Count the operations of one sample's forward and backward pass.
+def flops_per_sample(workload: Workload) -> float | None:
+    """Count the operations of one sample's forward and backward pass, where that can be done.
 
     The real model runs once without data or memory (PyTorch's meta device) under PyTorch's own
     counter, with eager attention, whose matrix products it sees. Recomputed activations do not
@@ -48,8 +50,13 @@ def flops_per_sample(workload: Workload) -> float:
         model = build_model(workload, attention="eager")
         ids = torch.zeros(1, workload.seq_len, dtype=torch.long)
         labels = torch.zeros(1, dtype=torch.long) if workload.task == _CLASSIFY else ids
-        with FlopCounterMode(display=False) as counter:
-            model(input_ids=ids, labels=labels).loss.backward()
+        try:
+            with FlopCounterMode(display=False) as counter:
+                model(input_ids=ids, labels=labels).loss.backward()
+        except RuntimeError:
+            # Some models look at values of tensors on their way (GPT-2, DeBERTa), and a tensor on
+            # the meta device has none.
+            return None
     return float(counter.get_total_flops())
 
 
