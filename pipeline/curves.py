@@ -78,6 +78,7 @@ class Curves:
         self._memory = [MemoryCurve(name) for name in _MEMORY]
         self._expected_end: float | None = None
         self._total_steps = 0
+        self._first_step: StepMark | None = None
         self._previous_end: float | None = None
         self._held: list[StepMark] = []
 
@@ -112,8 +113,11 @@ class Curves:
 
     def _step_points(self, mark: StepMark) -> list[Point]:
         self._held.append(mark)
-        if self._total_steps:
-            self._expected_end = mark.ended * self._total_steps / max(mark.step, 1)
+        self._first_step = first = self._first_step or mark
+        if self._total_steps and mark.step > first.step:
+            # The pace since the first step, which may have held minutes of compilation.
+            pace = (mark.ended - first.ended) / (mark.step - first.step)
+            self._expected_end = mark.ended + pace * max(self._total_steps - mark.step, 0)
         stride = math.ceil(self._total_steps / POINTS_PER_CURVE) or 1
         return self._held_points() if len(self._held) >= stride else []
 
