@@ -84,7 +84,7 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
             return
         try:
             found = _count_rows(path)
-        except (OSError, ValueError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, csv.Error) as error:
             reason = getattr(error, "strerror", None) or error
             yield f"data={workload.data!r}: cannot be read: {reason}"
             return
