@@ -1,0 +1,193 @@
+"""Who may import whom: parent and worker processes stay apart, and each library has its owners."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "pipeline"
+
+# What each module may import from `pipeline`. L0 first: nothing there looks upward.
+ALLOWED: dict[str, set[str]] = {
+    "config": set(),
+    "errors": set(),
+    "paths": set(),
+    "processes": set(),
+    "reserved": set(),
+    "throughput": set(),
+    "record": {"config"},
+    "nvml": {"record"},
+    "curves": {"record"},
+    "report": {"record"},
+    "recorder": {"config", "record", "throughput"},
+    "figures": {"record", "recorder"},
+    "progress": {"record", "recorder"},
+    "presets": {"config", "errors", "paths", "reserved"},
+    "preflight": {"config", "errors", "nvml", "paths"},
+    "doctor": {"nvml"},
+    "launcher": {"config", "errors", "record", "recorder", "worker.start"},
+    "tracking": {"config", "curves", "errors", "processes", "record"},
+    "artifacts": {"config", "figures", "launcher", "record"},
+    "run": {
+        "artifacts",
+        "config",
+        "errors",
+        "launcher",
+        "processes",
+        "progress",
+        "record",
+        "recorder",
+        "report",
+        "tracking",
+    },
+    "cli": {"config", "doctor", "errors", "preflight", "presets", "report", "run"},
+    "__main__": {"cli"},
+    # The one door for people's own scripts; opened when MemoryCallback is asked for.
+    "__init__": {"worker.callback"},
+    "worker.__init__": set(),
+    "worker.start": {"worker.entry"},
+    "worker.preload": {"worker.entry"},
+    "worker.versions": {"nvml"},
+    "worker.steps": {"record"},
+    "worker.memory": {"nvml", "record"},
+    "worker.models": {"config", "errors", "paths"},
+    "worker.data": {"config", "errors", "worker.models"},
+    "worker.flops": {"config", "worker.models"},
+    "worker.support": {"config", "errors"},
+    "worker.proof": {"config", "errors", "record"},
+    "worker.training": {"config", "errors", "worker.data", "worker.models"},
+    "worker.script": {
+        "config",
+        "record",
+        "recorder",
+        "tracking",
+        "worker.memory",
+        "worker.versions",
+    },
+    "worker.callback": {
+        "config",
+        "record",
+        "throughput",
+        "worker.memory",
+        "worker.proof",
+        "worker.script",
+        "worker.steps",
+    },
+    "worker.entry": {
+        "config",
+        "errors",
+        "record",
+        "worker.callback",
+        "worker.flops",
+        "worker.memory",
+        "worker.proof",
+        "worker.support",
+        "worker.training",
+        "worker.versions",
+    },
+}
+# Which modules may import a library at all.
+OWNERS = {
+    "mlflow": {"tracking"},
+    "pynvml": {"nvml"},
+    "matplotlib": {"figures"},
+    "yaml": {"presets", "artifacts"},
+    "pydantic": {"config", "record", "presets"},
+    "bitsandbytes": {"worker.training"},
+}
+TRAINING_LIBRARIES = {"torch", "transformers", "datasets", "accelerate", "bitsandbytes"}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the dotted name of all that is imported in this tree, functions included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module
+            names = (alias.name for alias in node.names)
+            is_folder = (ROOT / node.module.replace(".", "/")).is_dir()
+            yield from (f"{node.module}.{n}" for n in names) if is_folder else (node.module,)
+
+
+SOURCES = {name_of(path): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+WORKER = sorted(name for name in SOURCES if name.startswith("worker."))
+PARENT = sorted(set(SOURCES) - set(WORKER))
+
+
+def own(name: str) -> set[str]:
+    return {i.removeprefix("pipeline.") for i in imports(SOURCES[name]) if i.startswith("pipeline")}
+
+
+def libraries(tree: ast.AST) -> set[str]:
+    return {name.partition(".")[0] for name in imports(tree)}
+
+
+def test_table_names_every_module() -> None:
+    assert set(SOURCES) == set(ALLOWED)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_module_imports_what_the_table_allows(name: str) -> None:
+    assert own(name) <= ALLOWED[name]
+
+
+@pytest.mark.parametrize("name", PARENT)
+def test_parent_module_never_imports_a_training_library(name: str) -> None:
+    assert libraries(SOURCES[name]) & TRAINING_LIBRARIES == set()
+
+
+@pytest.mark.parametrize("name", sorted(set(PARENT) - {"__init__"}))
+def test_parent_module_knows_only_the_start_of_a_worker(name: str) -> None:
+    assert {other for other in own(name) if other.startswith("worker")} <= {"worker.start"}
+
+
+@pytest.mark.parametrize("name", WORKER)
+def test_worker_module_knows_no_runs_and_no_studies(name: str) -> None:
+    known = own(name) & {"tracking", "search", "launcher", "run", "cli"}
+    assert known <= ({"tracking"} if name == "worker.script" else set())
+    assert libraries(SOURCES[name]) & {"mlflow", "optuna"} == set()
+
+
+def test_script_session_imports_tracking_only_when_it_is_used() -> None:
+    tree = SOURCES["worker.script"]
+    at_import = ast.Module([node for node in tree.body if not isinstance(node, ast.If)], [])
+    for node in list(ast.walk(at_import)):
+        if isinstance(node, ast.FunctionDef):
+            node.body = []
+    assert "pipeline.tracking" not in set(imports(at_import))
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_library_is_imported_by_its_owners_alone(library: str) -> None:
+    users = {name for name, tree in SOURCES.items() if library in libraries(tree)}
+    assert users <= OWNERS[library]
+
+
+@pytest.mark.parametrize("module", ["pipeline.cli", "pipeline.run", "pipeline.worker.start"])
+def test_torch_stays_out_of_the_parent_process(module: str) -> None:
+    code = (
+        f"import sys, {module}; "
+        f"print(sorted({TRAINING_LIBRARIES | {'optuna'}!r} & set(sys.modules)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "[]"
+
+
+def test_command_line_answers_without_mlflow() -> None:
+    code = "import sys, pipeline.cli; print('mlflow' in sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "False"
