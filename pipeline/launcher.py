@@ -9,11 +9,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pipeline.config import Measurement, RunConfig
 from pipeline.errors import Interrupted
@@ -64,7 +65,11 @@ class Launcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        server: Any = multiprocessing.forkserver._forkserver
+        if server._forkserver_pid is not None:
+            # Nothing is lost with it, and it may be seconds away from the end of its imports.
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
 
     def warm(self) -> None:
         """Wait until a worker starts at once."""
@@ -103,7 +108,7 @@ class Launcher:
             except Interrupted as error:
                 interrupted, outcome, message = True, Outcome.FAILED, f"interrupted: {error}"
             finally:
-                if outcome is Outcome.COMPLETED:
+                if recorder.finished:  # it spoke its last word: let it tidy up
                     process.join(_EXIT_SECONDS)
                 process.kill()
                 process.join()
@@ -179,13 +184,19 @@ def worker_environment(config: RunConfig) -> dict[str, str]:
         variables["ACCELERATE_MIXED_PRECISION"] = "fp8"
     device, _, index = config.measurement.device.partition(":")
     if device == "cuda":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        number = int(index or 0)
         # With more than one visible the Trainer would spread the batch over all of them.
-        variables["CUDA_VISIBLE_DEVICES"] = (
-            visible[number].strip() if visible != [""] and number < len(visible) else str(number)
-        )
+        variables["CUDA_VISIBLE_DEVICES"] = _visible_gpu(int(index or 0))
     return variables
+
+
+def _visible_gpu(number: int) -> str:
+    """Name one of the GPUs that the user shows; empty where there is no such one."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return str(number)
+    # As CUDA reads it: what follows an entry that names no device is hidden.
+    names = list(takewhile(lambda name: name not in ("", "-1"), map(str.strip, shown.split(","))))
+    return names[number] if number < len(names) else ""
 
 
 def _server_environment(environment: Mapping[str, str]) -> dict[str, str]:

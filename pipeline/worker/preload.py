@@ -6,8 +6,13 @@ The Trainer imports peft where that is installed, which imports bitsandbytes; no
 peft, so it stays hidden.
 """
 
+# ruff: noqa: E402
+
+import signal
 import sys
 
+# The server ignores Ctrl-C once it serves; while it imports, it would die of it with a traceback.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 sys.modules["peft"] = None  # type: ignore[assignment]
 sys.modules["torchao"] = None  # type: ignore[assignment]
 

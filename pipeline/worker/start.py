@@ -4,11 +4,13 @@ The parent imports this module to name the function it wants run, so nothing slo
 """
 
 import ctypes
+import multiprocessing.forkserver
 import os
 import signal
 import sys
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
@@ -35,7 +37,15 @@ def worker(
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process when the fork server ends, which ends with the command."""
+    """Have the kernel end this process when the fork server ends, which ends with the command.
+
+    The fork server ends once nobody holds its "alive" pipe, and gives each child a copy of it: as
+    long as the worker kept that one, a command that is killed would leave both running.
+    """
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
