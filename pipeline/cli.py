@@ -1,16 +1,17 @@
 """The command line: options from the configuration's fields, errors to exit codes."""
 
 import inspect
-import signal
+import os
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from pipeline import processes
 from pipeline.config import DEFAULT_PRESET, DEFAULT_WORKLOAD, FIELDS, GROUPS, RunConfig
 from pipeline.errors import ConfigError, Interrupted, TrackingError
 from pipeline.preflight import default_workload, prepare
@@ -24,7 +25,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console(stderr=True)
+# Without markup: messages and paths may hold brackets.
+console = Console(stderr=True, markup=False)
 
 _LENIENT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -128,30 +130,29 @@ def _unknown_options(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    # What follows the first signal is the orderly end; nothing but a second Ctrl-C disturbs it.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    raise Interrupted(signal.Signals(number).name)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)
+    processes.raise_interrupts()
     try:
+        above = processes.mlflow_above()
+        if above:
+            processes.end_with(above)
         app(args=list(arguments) if arguments is not None else None)
     except ConfigError as error:
         for problem in error.problems:
-            console.print(f"[red]error:[/red] {_escaped(problem)}", highlight=False, soft_wrap=True)
+            _print_error(problem)
         sys.exit(BAD_INPUT)
     except TrackingError as error:
-        console.print(f"[red]error:[/red] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        _print_error(str(error))
         sys.exit(NOT_LOGGED if error.trained else BAD_INPUT)
     except (Interrupted, KeyboardInterrupt) as error:
         console.print(f"interrupted: {error}")
+        if "MLFLOW_RUN_ID" in os.environ:  # still there: nobody opened the run of `mlflow run`
+            from pipeline.tracking import end_unopened_run
+
+            end_unopened_run(f"interrupted: {error}")
         sys.exit(INTERRUPTED)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
+def _print_error(text: str) -> None:
+    console.print(Text.assemble(("error:", "red"), " ", text), soft_wrap=True)

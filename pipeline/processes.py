@@ -1,10 +1,15 @@
-"""Processes of this machine: who started us, and whether somebody still lives."""
+"""Processes of this machine: who started us, whether somebody still lives, who asks us to stop."""
 
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import psutil
+
+from pipeline.errors import Interrupted
 
 _LOOK_EVERY_SECONDS = 0.5
 
@@ -54,6 +59,48 @@ def is_alive(name: str) -> bool:
     """Return whether the process with this identity still runs on this machine."""
     pid, _, created = name.partition("@")
     try:
-        return f"{psutil.Process(int(pid)).create_time():.2f}" == created
+        process = psutil.Process(int(pid))
+        # A zombie has ended, however long nobody asks how.
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        return not ended and f"{process.create_time():.2f}" == created
     except (psutil.Error, ValueError):
         return False
+
+
+class _Interrupts:
+    """Whether an interrupt has to wait, and which one does."""
+
+    put_off = False
+    waiting: str | None = None
+
+
+def raise_interrupts() -> None:
+    """Have the first Ctrl-C, SIGTERM or hang-up of the terminal raise Interrupted."""
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _interrupt)
+
+
+@contextmanager
+def interrupts_put_off() -> Iterator[None]:
+    """Let what must not be left half done come to its end; the interrupt is raised after it."""
+    _Interrupts.put_off = True
+    try:
+        yield
+    finally:
+        _Interrupts.put_off = False
+    name, _Interrupts.waiting = _Interrupts.waiting, None
+    if name:
+        raise Interrupted(name)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # What follows the first signal is the orderly end; nothing but a second Ctrl-C disturbs it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    name = signal.Signals(number).name
+    if not _Interrupts.put_off:
+        raise Interrupted(name)
+    _Interrupts.waiting = name

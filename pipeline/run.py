@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -34,16 +34,13 @@ def run(config: RunConfig, console: Console) -> Launched:
     Raises TrackingError: before anything is created where the server does not answer, and at the
     end where not everything could be logged; then what is missing lies in a folder that is named.
     """
-    above = processes.mlflow_above()
-    if above:
-        processes.end_with(above)
     with Launcher() as launcher:  # its imports run while MLflow's do
         client = connect()
         with tracked_run(client, config, time.time()) as tracked:
             for name in close_stale_runs(client, tracked.experiment_id):
                 console.print(f"ended a run that a killed command had left open: {name}")
             launched = _measure(launcher, config, tracked, console)
-            with _ending(launched):
+            with processes.interrupts_put_off(), _ending(launched):
                 _hand_in(launched, tracked, console)
             console.print(
                 f"see {where_to_look(tracked.run_id, tracked.experiment_id)}", soft_wrap=True
@@ -70,8 +67,11 @@ def _ending(launched: Launched) -> Iterator[None]:
     """Give the MLflow run its status after the block, whatever the block meets."""
     try:
         yield
-    finally:
-        end_run(launched.record)
+    except BaseException:
+        with suppress(TrackingError):  # what the block met says more
+            end_run(launched.record)
+        raise
+    end_run(launched.record)
 
 
 def _hand_in(launched: Launched, tracked: TrackedRun, console: Console) -> None:
@@ -82,10 +82,19 @@ def _hand_in(launched: Launched, tracked: TrackedRun, console: Console) -> None:
         try:
             tracked.finish(launched.record, note(launched.record), folder)
         except TrackingError as error:
-            kept = Path("unlogged") / tracked.run_id
-            shutil.copytree(folder, kept, dirs_exist_ok=True)
+            kept = _keep(folder, tracked.run_id)
             raise TrackingError(
                 f"{verdict(launched.record)}, but {error}; "
                 f"record, curve and figure are in {kept.resolve()}",
                 trained=True,
             ) from error
+
+
+def _keep(folder: Path, run_id: str) -> Path:
+    """Copy the files to where they outlive the command: here, or where everybody may write."""
+    kept = Path("unlogged") / run_id
+    try:
+        return Path(shutil.copytree(folder, kept, dirs_exist_ok=True))
+    except OSError:
+        kept = Path(tempfile.mkdtemp(prefix="unlogged-"))
+        return Path(shutil.copytree(folder, kept, dirs_exist_ok=True))

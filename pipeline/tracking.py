@@ -1,11 +1,10 @@
-"""MLflow: the run, its params, curves, tags and artifacts. The only module that talks to it."""
+"""MLflow: the run, its params, curves, tags and artifacts. Only `script_run` talks to it too."""
 
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from mlflow.tracking import MlflowClient
 from pipeline import processes
 from pipeline.config import RunConfig
 from pipeline.curves import CurveSender, Point
-from pipeline.errors import TrackingError
-from pipeline.record import Event, Outcome, Proven, RunRecord, Started
+from pipeline.errors import Interrupted, TrackingError
+from pipeline.record import Event, Outcome, RunRecord
 
 _METRICS_PER_BATCH = 1000
 _PARAMS_PER_BATCH = 100
@@ -85,10 +84,6 @@ class TrackedRun:
         at = round(ended_at * 1e3)
         self._send([Point(key, value, at, 0) for key, value in metrics.items()])
 
-    def unsent(self) -> int:
-        """Return how many points of the curves did not get through."""
-        return self._sender.unsent
-
     def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
         entities = [RunTag(key, str(value)[:_TAG_LENGTH]) for key, value in tags.items()]
@@ -129,9 +124,10 @@ def tracked_run(client: MlflowClient, config: RunConfig, began_at: float) -> Ite
     """
     mlflow.set_system_metrics_sampling_interval(_SYSTEM_METRICS_SECONDS)
     mlflow.set_system_metrics_samples_before_logging(1)
-    # Adopts MLFLOW_RUN_ID where it is set.
-    run = mlflow.start_run(log_system_metrics=True)
     try:
+        with processes.interrupts_put_off():
+            # Adopts MLFLOW_RUN_ID where it is set.
+            run = mlflow.start_run(log_system_metrics=True)
         tracked = TrackedRun(client, run, began_at)
         name = f"{config.preset.name} on {config.workload_name}"
         tracked.tag(
@@ -140,15 +136,42 @@ def tracked_run(client: MlflowClient, config: RunConfig, began_at: float) -> Ite
         tracked.params(config.dotted())
         mlflow.log_input(_dataset(config), context="training")
         yield tracked
-    except BaseException:
-        mlflow.end_run("FAILED")
+    except MlflowException as error:
+        _end_active_run(client, f"{error}", "FAILED")
+        raise TrackingError(f"the MLflow run cannot be opened: {error}") from error
+    except (Interrupted, KeyboardInterrupt) as error:
+        _end_active_run(client, f"interrupted: {error}", "KILLED")
         raise
+    except BaseException as error:
+        _end_active_run(client, f"{type(error).__name__}: {error}", "FAILED")
+        raise
+
+
+def end_unopened_run(reason: str) -> None:
+    """End the run that `mlflow run` made for us: if it was killed itself, nobody else does."""
+    with suppress(MlflowException):
+        client, run_id = MlflowClient(), os.environ["MLFLOW_RUN_ID"]
+        _tag_reason(client, run_id, reason)
+        client.set_terminated(run_id, "KILLED")
+
+
+def _end_active_run(client: MlflowClient, reason: str, status: str) -> None:
+    """End the run of a training that has no record; one that was ended has its status already."""
+    active = mlflow.active_run()
+    if active is None:
+        return
+    with suppress(MlflowException):  # the server may be the reason why we are here
+        _tag_reason(client, active.info.run_id, reason)
+        mlflow.end_run(status)
 
 
 def end_run(record: RunRecord) -> None:
     """Give the active run the status that belongs to this record."""
     completed = record.outcome is Outcome.COMPLETED
-    mlflow.end_run("KILLED" if record.interrupted else "FINISHED" if completed else "FAILED")
+    try:
+        mlflow.end_run("KILLED" if record.interrupted else "FINISHED" if completed else "FAILED")
+    except MlflowException as error:
+        raise TrackingError(f"the run is still open in MLflow: {error}", trained=True) from error
 
 
 def close_stale_runs(client: MlflowClient, experiment_id: str) -> list[str]:
@@ -162,10 +185,18 @@ def close_stale_runs(client: MlflowClient, experiment_id: str) -> list[str]:
     )
     stale = [run for run in found if not processes.is_alive(run.data.tags.get(_PROCESS, ""))]
     for run in stale:
-        client.set_tag(run.info.run_id, "outcome", Outcome.FAILED.value)
-        client.set_tag(run.info.run_id, "reason", "the command was killed")
+        _tag_reason(client, run.info.run_id, "the command was killed")
         client.set_terminated(run.info.run_id, "KILLED")
     return [run.info.run_name for run in stale]
+
+
+def _tag_reason(client: MlflowClient, run_id: str, reason: str) -> None:
+    for key, value in {
+        "outcome": Outcome.FAILED.value,
+        "reason": reason,
+        "partial": "true",
+    }.items():
+        client.set_tag(run_id, key, value[:_TAG_LENGTH])
 
 
 def where_to_look(run_id: str, experiment_id: str) -> str:
@@ -175,38 +206,6 @@ def where_to_look(run_id: str, experiment_id: str) -> str:
     if uri.startswith("http"):
         return f"{uri.rstrip('/')}/{page}"
     return f"mlflow ui --backend-store-uri {uri}   then open http://127.0.0.1:5000/{page}"
-
-
-class RunLogger:
-    """Logs a training of somebody's own script to the MLflow run that is active there."""
-
-    def __init__(self, tracked: TrackedRun, own_run: bool) -> None:
-        self._tracked = tracked
-        self._own_run = own_run
-
-    @classmethod
-    def for_active_run(cls, began_at: float) -> "RunLogger":
-        """Return a logger for the active run, or for a new one that ends with the training."""
-        active = mlflow.active_run()
-        run = active or mlflow.start_run()
-        return cls(TrackedRun(MlflowClient(), run, began_at), own_run=active is None)
-
-    def handle(self, event: Event) -> None:
-        """Log an event: curves soon, settings at once."""
-        self._tracked.handle(event)
-        if isinstance(event, Started):
-            source = {"memory.source": event.memory_source} if event.memory_source else {}
-            self._tracked.tag({"device.name": event.device.name} | source)
-        if isinstance(event, Proven):
-            values = event.effective.model_dump(exclude={"optimizer_state_dtypes"})
-            self._tracked.params({f"training.{key}": value for key, value in values.items()})
-
-    def close(self, metrics: Mapping[str, float]) -> None:
-        """Log the summary."""
-        self._tracked.close()
-        self._tracked.summary(metrics, time.time())
-        if self._own_run:
-            mlflow.end_run()
 
 
 def _tags(record: RunRecord) -> dict[str, str]:

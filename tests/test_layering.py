@@ -16,7 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "errors": set(),
     "paths": set(),
-    "processes": set(),
+    "processes": {"errors"},
     "reserved": set(),
     "throughput": set(),
     "record": {"config"},
@@ -44,7 +44,18 @@ ALLOWED: dict[str, set[str]] = {
         "report",
         "tracking",
     },
-    "cli": {"config", "doctor", "errors", "preflight", "presets", "report", "run"},
+    "script_run": {"record", "tracking"},
+    "cli": {
+        "config",
+        "doctor",
+        "errors",
+        "preflight",
+        "presets",
+        "processes",
+        "report",
+        "run",
+        "tracking",
+    },
     "__main__": {"cli"},
     # The one door for people's own scripts; opened when MemoryCallback is asked for.
     "__init__": {"worker.callback"},
@@ -64,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "record",
         "recorder",
-        "tracking",
+        "script_run",
         "worker.memory",
         "worker.versions",
     },
@@ -92,7 +103,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Which modules may import a library at all.
 OWNERS = {
-    "mlflow": {"tracking"},
+    "mlflow": {"script_run", "tracking"},
     "pynvml": {"nvml"},
     "matplotlib": {"figures"},
     "yaml": {"presets", "artifacts"},

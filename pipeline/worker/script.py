@@ -14,7 +14,7 @@ from pipeline.worker.memory import AllocatorPeaks, MemoryMonitor, reader, used_b
 from pipeline.worker.versions import versions
 
 if TYPE_CHECKING:
-    from pipeline.tracking import RunLogger
+    from pipeline.script_run import RunLogger
 
 
 class ScriptSession:
@@ -30,7 +30,7 @@ class ScriptSession:
     def open(self, device: torch.device) -> None:
         """Begin to watch this device."""
         # Imported when used: the worker has this module too, and knows nothing of MLflow.
-        from pipeline.tracking import RunLogger
+        from pipeline.script_run import RunLogger
 
         self._logger = RunLogger.for_active_run(time.time() - time.perf_counter() + self._origin)
         read, described, warning = self._resources.enter_context(reader(device, used_before()))
