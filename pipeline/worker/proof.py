@@ -94,7 +94,8 @@ def _comparisons(asked: Training, effective: Effective) -> Iterator[tuple[str, A
     yield "precision (tf32)", asked.precision == "tf32", effective.tf32
     owner = _optimizer_owner(asked.optimizer)
     if owner:
-        yield "optimizer", owner, effective.optimizer[: len(owner)]
+        found = effective.optimizer
+        yield "optimizer", owner, found[: len(owner)] if owner.endswith(".") else found
 
 
 def _expected_autocast(asked: Training) -> str | None:
@@ -103,7 +104,10 @@ def _expected_autocast(asked: Training) -> str | None:
 
 
 def _optimizer_owner(name: str) -> str | None:
-    """Return how the description of the optimizer has to begin; None where any name may do."""
+    """Return what the optimizer has to be described as, or the package that it has to be of.
+
+    A package ends in a dot. None: any name may do.
+    """
     if name in ("adamw_torch", "adamw_torch_fused"):
         return "torch.optim.adamw.AdamW" + (" (fused)" if name.endswith("fused") else "")
     if name == "bnb_adam8bit":

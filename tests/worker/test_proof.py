@@ -171,6 +171,15 @@ def test_optimizer_is_read_back_with_its_state_in_bytes() -> None:
     assert shown.parameters == 72
 
 
+def test_state_that_shares_memory_counts_once() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    flat = torch.zeros(100)
+    optimizer.state[model.weight] = {"first": flat[:50], "second": [flat[50:]]}
+    shown = read_back(model, optimizer, arguments(), None)
+    assert shown.optimizer_state_dtypes == {"float32": 400}
+
+
 def test_optimizer_without_state_has_none() -> None:
     model = nn.Linear(8, 8)
     shown = read_back(model, stepped(model, torch.optim.SGD(model.parameters())), arguments(), None)
