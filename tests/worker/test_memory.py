@@ -163,6 +163,13 @@ def test_cpu_reader_agrees_with_the_unique_set_size() -> None:
     assert read()[0] == pytest.approx(risen, rel=0.05)
 
 
+def test_cpu_reader_leaves_out_memory_that_was_never_touched() -> None:
+    read = CpuReader()
+    held = np.empty(500 * MB, dtype=np.uint8)
+    assert held.nbytes == 500 * MB
+    assert (read()[0] or 0) < 50 * MB
+
+
 def test_cpu_reader_has_no_figures_of_a_device() -> None:
     assert CpuReader()()[1:] == (None, None, None)
 
