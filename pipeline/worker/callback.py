@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pipeline.config import Measurement
-from pipeline.record import Built, Event, Logged, Proven, StepMark, Steps
+from pipeline.record import Built, Event, Logged, Proven, StepMark, Steps, Warned
 from pipeline.throughput import Rate, rate, warmup_length
 from pipeline.worker.memory import AllocatorPeaks
 from pipeline.worker.proof import AutocastProbe, read_back
@@ -103,8 +103,9 @@ class MemoryCallback(TrainerCallback):
         self._counter.next_micro_batch()
         peak = self.peaks.lap() if self.peaks else None
         self._clock.end(state.global_step, self._counter.end_step(), peak)
-        marks = self._clock.known(wait=not self._proven)
-        if not self._proven:
+        marks = self._clock.known(wait=state.global_step == 1)
+        # A loss scale that is still too high has the first steps skipped: there is no state yet.
+        if not self._proven and not getattr(kwargs["optimizer"], "step_was_skipped", False):
             self._prove(args, **kwargs)
         if marks:
             self._sink(Steps.model_construct(rows=tuple(marks)))
@@ -122,11 +123,16 @@ class MemoryCallback(TrainerCallback):
         if values:
             self._sink(Logged.model_construct(step=state.global_step, values=values))
 
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """See TrainerCallback."""
         marks = self._clock.known(wait=True)
         if marks:
             self._sink(Steps.model_construct(rows=tuple(marks)))
+        if not self._proven:
+            self._sink(Warned(message="every optimizer step was skipped: the gradients overflow"))
+            self._prove(args, **kwargs)
         if self._script:
             self._script.close(self.peaks)
 

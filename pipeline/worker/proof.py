@@ -43,7 +43,7 @@ def read_back(
     return Effective(
         parameter_dtype=_name(max(parameters, key=lambda p: p.numel()).dtype),
         autocast_dtype=autocast_dtype,
-        tf32=bool(torch.backends.cuda.matmul.allow_tf32),
+        tf32=torch.backends.cuda.matmul.fp32_precision == "tf32",
         optimizer=_describe(inner),
         optimizer_state_dtypes=_bytes_by_dtype(inner.state.values()),
         checkpointed_layers=sum(
@@ -68,7 +68,7 @@ def check(config: RunConfig, effective: Effective, model: nn.Module) -> list[str
         if wanted != found
     ]
     warnings = []
-    if "8bit" in asked.optimizer and not effective.eight_bit_share:
+    if effective.optimizer_bytes and "8bit" in asked.optimizer and not effective.eight_bit_share:
         message = f"optimizer={asked.optimizer}: no byte of its state is kept in 8 bits"
         if _has_large_layers(model):
             problems.append(message)
