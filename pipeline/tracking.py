@@ -37,6 +37,8 @@ _HOST, _PROCESS = "pipeline.host", "pipeline.process"
 
 def connect() -> MlflowClient:
     """Return a client for the tracking server, once it has answered. Raises TrackingError."""
+    # Standard output is for the record; where the run is to be seen is said by `where_to_look`.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     uri = mlflow.get_tracking_uri()
     try:
         client = MlflowClient(uri)
