@@ -28,11 +28,7 @@ _CHECKPOINTING = next(
     for name in ("activation_checkpointing", "gradient_checkpointing")
     if name in {field.name for field in fields(TrainingArguments)}
 )
-_PRECISIONS: dict[str, dict[str, Any]] = {
-    "bf16": {"bf16": True},
-    "fp16": {"fp16": True},
-    "tf32": {"tf32": True},
-}
+_PRECISIONS: dict[str, dict[str, Any]] = {"bf16": {"bf16": True}, "fp16": {"fp16": True}}
 
 
 def training_arguments(config: RunConfig) -> dict[str, Any]:
@@ -60,6 +56,8 @@ def training_arguments(config: RunConfig) -> dict[str, Any]:
         # The filter would hide a loss that is not finite, and make the host wait for each one.
         "logging_nan_inf_filter": False,
         "disable_tqdm": True,
+        # Left open, the Trainer turns it on behind a compiled model.
+        **({} if on_cpu else {"tf32": training.precision == "tf32"}),
         **optimizer,
         **_PRECISIONS.get(training.precision, {}),
         **training.training_arguments,
