@@ -15,7 +15,7 @@ from pipeline import processes
 from pipeline.config import DEFAULT_PRESET, DEFAULT_WORKLOAD, FIELDS, GROUPS, RunConfig
 from pipeline.errors import ConfigError, Interrupted, TrackingError
 from pipeline.preflight import default_workload, prepare
-from pipeline.presets import resolve
+from pipeline.presets import named_workload, resolve
 
 BAD_INPUT, NOT_COMPLETED, NOT_LOGGED, INTERRUPTED = 2, 3, 4, 130
 
@@ -111,7 +111,12 @@ def _configuration(
 ) -> RunConfig:
     """Return the checked configuration; say in one line what `auto` came to mean."""
     if workload == DEFAULT_WORKLOAD:
-        workload, why = default_workload(settings.get("device", "auto"))
+        named = named_workload(preset)
+        workload, why = (
+            (named, f"workload=auto: {named}, as the preset's file says")
+            if named
+            else default_workload(settings.get("device", "auto"))
+        )
         console.print(why, highlight=False)
     config = resolve(preset, workload, settings | _unknown_options(extra))
     return prepare(config)

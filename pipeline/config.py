@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -13,6 +13,8 @@ from pydantic import (
     PlainSerializer,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
+    field_validator,
 )
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "pure_bf16"]
@@ -63,7 +65,7 @@ def _none_if_empty(value: Any) -> Any:
     return None if isinstance(value, str) and value.strip() in ("", "''", "none", "None") else value
 
 
-Settings = Annotated[
+Arguments = Annotated[
     Mapping[str, Any], AfterValidator(_frozen_mapping), PlainSerializer(dict, return_type=dict)
 ]
 Unset = BeforeValidator(_none_if_empty)
@@ -75,7 +77,21 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Workload(Frozen):
+class Settings(Frozen):
+    """Base of the groups of settings that people write."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `yes` and `on` for a number: YAML reads them as true, and Python that as 1."""
+        assert info.field_name is not None
+        kind = cls.model_fields[info.field_name].annotation
+        if isinstance(value, bool) and kind is not bool and get_origin(kind) is not Literal:
+            raise ValueError("true and false (in YAML also yes, no, on and off) do not fit here")
+        return value
+
+
+class Workload(Settings):
     """What is trained, on what, and for how long."""
 
     model: str = Field("bert-base", description="hub id, folder, configuration file (JSON)")
@@ -96,7 +112,7 @@ class Workload(Frozen):
     seed: int = Field(42, ge=0, description="of weights, data order and dropout")
 
 
-class Training(Frozen):
+class Training(Settings):
     """How it is trained: the settings that optimizations change."""
 
     micro_batch: PositiveInt = Field(4, description="samples per forward and backward pass")
@@ -117,7 +133,7 @@ class Training(Frozen):
     )
     max_grad_norm: float = Field(1.0, ge=0, description="gradient clipping; 0 is off")
     learning_rate: PositiveFloat = Field(5e-5, description="peak learning rate")
-    training_arguments: Settings = Field(
+    training_arguments: Arguments = Field(
         default_factory=lambda: MappingProxyType({}),
         description="further fields of transformers.TrainingArguments (JSON)",
     )
@@ -128,7 +144,7 @@ class Training(Frozen):
         return self.micro_batch * self.accumulation
 
 
-class Measurement(Frozen):
+class Measurement(Settings):
     """How it is measured, and when to give up."""
 
     measure: Literal["full", "adaptive"] = Field(
@@ -182,7 +198,7 @@ class RunConfig(Frozen):
         return {key: value for group in GROUPS for key, value in groups[group].items()}
 
 
-GROUPS: Mapping[str, type[Frozen]] = MappingProxyType(
+GROUPS: Mapping[str, type[Settings]] = MappingProxyType(
     {"workload": Workload, "training": Training, "measurement": Measurement}
 )
 FIELDS: Mapping[str, str] = MappingProxyType(

@@ -6,45 +6,21 @@ right, the command line.
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from pipeline.config import FIELDS, GROUPS, Label, RunConfig
 from pipeline.errors import ConfigError
-from pipeline.paths import names, shipped
+from pipeline.layers import Layer, Problems, read_layer, unknown
+from pipeline.paths import shipped
 from pipeline.reserved import check_training_arguments
 
 COMMAND_LINE = "command line"
 _WORDS = ("name", "summary", "why")
 _CHOICES = ("preset", "workload")
-
-
-class Layer(NamedTuple):
-    """Settings from one place, in the words of that place."""
-
-    place: str
-    values: Mapping[str, Any]
-
-
-class Problems:
-    """Collects what is wrong, so that the user reads it all at once."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def add(self, problem: str) -> None:
-        """Note a problem, once."""
-        if problem not in self.found:
-            self.found.append(problem)
-
-    def raise_any(self) -> None:
-        """Raise if there were any."""
-        if self.found:
-            raise ConfigError(*self.found)
 
 
 def resolve(preset: str, workload: str, overrides: Mapping[str, Any]) -> RunConfig:
@@ -54,27 +30,45 @@ def resolve(preset: str, workload: str, overrides: Mapping[str, Any]) -> RunConf
     `overrides` come from the command line and may be text. Raises ConfigError.
     """
     problems = Problems()
-    parts = [_read("presets", part.strip(), problems) for part in preset.split("+")]
+    parts = _parts(preset, problems)
     _contradictions(parts, problems)
-    layers = [_read("workloads", workload, problems), *parts, Layer(COMMAND_LINE, overrides)]
+    base = _workload(workload, parts, problems)
+    layers = [base, *parts, Layer(COMMAND_LINE, overrides)]
     for layer in layers:
         _unknown_keys(layer, problems)
     groups = _merge(layers, problems)
     problems.raise_any()
-    label = _label([layer.values for layer in parts], preset)
     return RunConfig(
-        preset=label,
-        workload_name=str(layers[0].values.get("name", Path(workload).stem)),
+        preset=_label([layer.values for layer in parts], preset),
+        workload_name=str(base.values.get("name", Path(workload).stem)),
         workload=groups["workload"],
         training=groups["training"],
         measurement=groups["measurement"],
     )
 
 
+def named_workload(preset: str) -> str | None:
+    """Return the workload that a preset file asks for, as the file of an earlier run does."""
+    named = [part.values.get("workload") for part in _parts(preset, Problems())]
+    return next((str(name) for name in reversed(named) if name), None)
+
+
+def _parts(preset: str, problems: Problems) -> list[Layer]:
+    return [read_layer("presets", part.strip(), problems) for part in preset.split("+")]
+
+
+def _workload(name: str, parts: Sequence[Layer], problems: Problems) -> Layer:
+    asked_by_preset = any(part.values.get("workload") == name for part in parts)
+    if asked_by_preset and not shipped("workloads", name).is_file():
+        # The file of an earlier run holds all settings; of the workload only the name is missing.
+        return Layer(name, {"name": name})
+    return read_layer("workloads", name, problems)
+
+
 def read_ladder(name: str) -> list[str]:
     """Return the presets of a ladder, in order."""
     problems = Problems()
-    layer = _read("ladders", name, problems)
+    layer = read_layer("ladders", name, problems)
     problems.raise_any()
     rows = layer.values.get("presets")
     if not isinstance(rows, list) or not rows:
@@ -82,72 +76,66 @@ def read_ladder(name: str) -> list[str]:
     return [str(row) for row in rows]
 
 
-def _read(kind: str, name: str, problems: Problems) -> Layer:
-    """Return the settings of a shipped file or of the user's own."""
-    path = shipped(kind, name)
-    if not path.is_file() or Path(name).name != name:
-        path = Path(name)
-        if path.suffix not in (".yaml", ".yml"):
-            problems.add(_unknown(f"{kind[:-1]}={name!r}", name, names(kind), "or a YAML file"))
-            return Layer(name, {})
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        problems.add(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
-        return Layer(str(path), {})
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        what = getattr(error, "problem", None) or "not YAML"
-        problems.add(f"{path}:{where} is not valid YAML: {what}")
-        return Layer(str(path), {})
-    if not isinstance(values, dict):
-        problems.add(f"{path}: holds {type(values).__name__}, not `key: value` lines")
-        return Layer(str(path), {})
-    return Layer(str(path), values)
-
-
 def _contradictions(parts: Sequence[Layer], problems: Problems) -> None:
     """Note settings that two presets of a stack want differently."""
     wanted: dict[str, tuple[str, Any]] = {}
     for part in parts:
-        for key, value in part.values.items():
-            if key in _WORDS + _CHOICES or key not in FIELDS:
-                continue
-            name = str(part.values.get("name", part.place))
+        name = str(part.values.get("name", part.place))
+        for key, value in _wishes(part.values):
             other, before = wanted.setdefault(key, (name, value))
-            if before != value and key != "training_arguments":
+            if before != value:
                 problems.add(
                     f"preset: {other} and {name} contradict each other: "
                     f"{key} is {before!r} in the one and {value!r} in the other"
                 )
 
 
+def _wishes(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield settings in a form that compares: 5e-5 and 0.00005 are one wish."""
+    for key, value in values.items():
+        if key == "training_arguments" and isinstance(value, dict):
+            yield from ((f"{key}: {name}", wish) for name, wish in value.items())
+        elif key in FIELDS:
+            try:
+                yield key, getattr(GROUPS[FIELDS[key]].model_validate({key: value}), key)
+            except ValidationError:  # reported where it is read
+                continue
+        elif key == "effective_batch":
+            yield key, str(value)
+
+
 def _unknown_keys(layer: Layer, problems: Problems) -> None:
     for key in layer.values:
         if key not in FIELDS and key not in _WORDS + _CHOICES + ("effective_batch",):
             known = [*FIELDS, "effective_batch", "preset", "workload"]
-            problems.add(_unknown(f"{layer.place}: unknown key {key!r}", str(key), known))
-
-
-def _unknown(subject: str, name: str, known: Sequence[str], more: str = "") -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{subject}: expected one of {', '.join(known)}{' ' + more if more else ''}{hint}"
+            problems.add(unknown(f"{layer.place}: unknown key {key!r}", str(key), known))
 
 
 def _merge(layers: Sequence[Layer], problems: Problems) -> dict[str, Any]:
     """Return the models of all groups, each value from the highest layer that has it."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
+    batch: Layer | None = None
     for layer in layers:
-        for key, value in _expand(layer, values, problems).items():
+        if "effective_batch" in layer.values:
+            batch = layer
+        elif "accumulation" in layer.values:
+            batch = None
+        for key, value in layer.values.items():
+            if key == "training_arguments":
+                value = _arguments(layer.place, value, problems)
+                check_training_arguments(value, layer.place, problems.add)
+                value = {**values.get(key, {}), **value}
             if key in FIELDS:
-                if key == "training_arguments":
-                    value = _arguments(layer.place, value, problems)
-                    value = {**values.get(key, {}), **value}
                 values[key], places[key] = value, layer.place
-    check_training_arguments(values.get("training_arguments", {}), places, problems.add)
+    if batch is not None:
+        _set_accumulation(values, places, batch, problems)
+    return _validated(values, places, problems)
+
+
+def _validated(
+    values: Mapping[str, Any], places: Mapping[str, str], problems: Problems
+) -> dict[str, Any]:
     built = {}
     for group, model in GROUPS.items():
         own = {key: value for key, value in values.items() if FIELDS[key] == group}
@@ -162,7 +150,7 @@ def _merge(layers: Sequence[Layer], problems: Problems) -> dict[str, Any]:
 
 def _words(key: str, detail: Any) -> str:
     """Return pydantic's message, with the nearest name where the choices are names."""
-    message = str(detail["msg"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
     choices = detail.get("ctx", {}).get("expected")
     if detail["type"] == "literal_error" and choices:
         allowed = [choice.strip(" '") for choice in choices.replace(" or ", ", ").split(",")]
@@ -174,36 +162,29 @@ def _words(key: str, detail: Any) -> str:
     return message[0].lower() + message[1:]
 
 
-def _expand(layer: Layer, lower: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
-    """Return the layer's settings with `effective_batch` turned into an accumulation."""
-    values = dict(layer.values)
-    wanted = values.pop("effective_batch", None)
-    if wanted is None:
-        return values
-    micro = values.get("micro_batch", lower.get("micro_batch", _default("micro_batch")))
+def _set_accumulation(
+    values: dict[str, Any], places: dict[str, str], layer: Layer, problems: Problems
+) -> None:
+    """Turn the effective batch that `layer` asks for into an accumulation."""
+    wanted = layer.values["effective_batch"]
+    micro = values.get("micro_batch", GROUPS["training"].model_fields["micro_batch"].default)
+    subject = f"{layer.place}: effective_batch={wanted}"
     try:
         effective, size = int(str(wanted)), int(str(micro))
     except ValueError:
-        problems.add(f"{layer.place}: effective_batch={wanted!r}: expected a whole number")
-        return values
+        problems.add(f"{subject}: expected a whole number")
+        return
     if size < 1:
-        return values  # micro_batch has its own message
+        return  # micro_batch has its own message
     if effective < 1 or effective % size:
+        problems.add(f"{subject}: expected a multiple of micro_batch={size}")
+        return
+    given = layer.values.get("accumulation", effective // size)
+    if str(given) != str(effective // size):
         problems.add(
-            f"{layer.place}: effective_batch={effective}: expected a multiple of micro_batch={size}"
+            f"{subject}: is not micro_batch={size} x accumulation={given}; give two of the three"
         )
-    elif "accumulation" in values and str(values["accumulation"]) != str(effective // size):
-        problems.add(
-            f"{layer.place}: effective_batch={effective} is not micro_batch={size} x "
-            f"accumulation={values['accumulation']}; give two of the three"
-        )
-    else:
-        values["accumulation"] = effective // size
-    return values
-
-
-def _default(key: str) -> Any:
-    return GROUPS[FIELDS[key]].model_fields[key].default
+    values["accumulation"], places["accumulation"] = effective // size, layer.place
 
 
 def _arguments(place: str, value: Any, problems: Problems) -> dict[str, Any]:

@@ -36,12 +36,12 @@ _OURS = {
 
 
 def check_training_arguments(
-    values: Mapping[str, Any], places: Mapping[str, str], report: Callable[[str], None]
+    values: Mapping[str, Any], place: str, report: Callable[[str], None]
 ) -> None:
     """Report each argument that is ours, or that transformers does not know."""
     known = _known_arguments() if values else frozenset()
     for key in values:
-        subject = f"{places['training_arguments']}: training_arguments: {key}"
+        subject = f"{place}: training_arguments: {key}"
         if key in _OURS:
             report(f"{subject}: not allowed: {_OURS[key]}")
         elif known and key not in known:

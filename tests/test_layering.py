@@ -26,7 +26,8 @@ ALLOWED: dict[str, set[str]] = {
     "recorder": {"config", "record", "throughput"},
     "figures": {"record", "recorder"},
     "progress": {"record", "recorder"},
-    "presets": {"config", "errors", "paths", "reserved"},
+    "layers": {"errors", "paths"},
+    "presets": {"config", "errors", "layers", "paths", "reserved"},
     "preflight": {"config", "errors", "nvml", "paths"},
     "doctor": {"nvml"},
     "launcher": {"config", "errors", "record", "recorder", "worker.start"},
@@ -106,7 +107,7 @@ OWNERS = {
     "mlflow": {"script_run", "tracking"},
     "pynvml": {"nvml"},
     "matplotlib": {"figures"},
-    "yaml": {"presets", "artifacts"},
+    "yaml": {"layers", "artifacts"},
     "pydantic": {"config", "record", "presets"},
     "bitsandbytes": {"worker.training"},
 }

@@ -11,7 +11,7 @@ from pipeline.artifacts import config_yaml
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.paths import PARAMS, names
-from pipeline.presets import read_ladder, resolve
+from pipeline.presets import named_workload, read_ladder, resolve
 
 Write = Callable[[str, str], str]
 
@@ -367,3 +367,50 @@ def test_configuration_of_a_run_repeats_it(
 ) -> None:
     config: RunConfig = resolve(preset, "article", overrides)
     assert resolve(write("config.yaml", config_yaml(config)), "article", {}) == config
+
+
+def test_file_of_an_earlier_run_names_its_workload(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(config_yaml(resolve("checkpointing", "article", {})))
+    named = named_workload(str(path))
+    assert named == "article"
+    assert resolve(str(path), named, {}) == resolve("checkpointing", "article", {})
+
+
+def test_workload_that_only_an_earlier_run_knew_is_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("workload: gone\nseq_len: 64\n")
+    assert resolve(str(path), "gone", {}).workload_name == "gone"
+
+
+def test_number_written_two_ways_is_no_contradiction(tmp_path: Path) -> None:
+    for name, rate in (("a", "5e-5"), ("b", "0.00005")):
+        (tmp_path / f"{name}.yaml").write_text(f"learning_rate: {rate}\n")
+    stack = f"{tmp_path / 'a.yaml'}+{tmp_path / 'b.yaml'}"
+    assert resolve(stack, "laptop", {}).training.learning_rate == 5e-5
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("effective_batch: 8", "effective_batch: 16"),
+        ("training_arguments: {weight_decay: 0.1}", "training_arguments: {weight_decay: 0.2}"),
+    ],
+)
+def test_stack_that_wants_two_values_is_refused(tmp_path: Path, one: str, other: str) -> None:
+    (tmp_path / "a.yaml").write_text(one)
+    (tmp_path / "b.yaml").write_text(other)
+    with pytest.raises(ConfigError, match="contradict"):
+        resolve(f"{tmp_path / 'a.yaml'}+{tmp_path / 'b.yaml'}", "laptop", {})
+
+
+def test_effective_batch_of_a_file_survives_another_micro_batch(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("effective_batch: 16\n")
+    training = resolve(str(tmp_path / "a.yaml"), "laptop", {"micro_batch": "2"}).training
+    assert (training.micro_batch, training.accumulation) == (2, 8)
+
+
+def test_yes_is_no_number(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("micro_batch: yes\n")
+    with pytest.raises(ConfigError, match="micro_batch=True"):
+        resolve(str(tmp_path / "a.yaml"), "laptop", {})
