@@ -14,12 +14,11 @@ from pipeline.launcher import Launcher
 from pipeline.preflight import prepare
 from pipeline.presets import resolve
 
-MAX_STEPS = 12
+MAX_STEPS = 8
 FIGURES = {
     "torch_peak_allocated_mib": "peak_allocated_mib",
     "torch_peak_reserved_mib": "peak_reserved_mib",
     "nvml_process_mib": "peak_memory_mib",
-    "samples_per_second": "samples_per_second",
 }
 
 

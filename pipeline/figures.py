@@ -1,7 +1,7 @@
 """The memory curve as a picture."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 
@@ -41,24 +41,39 @@ def memory_figure(record: RunRecord, recorder: Recorder, path: Path) -> None:
 
 
 def _phases(axes: Axes, recorder: Recorder) -> None:
-    """Shade start-up, warm-up and measured steps, each named where there is room."""
+    """Shade start-up, warm-up and measured steps; those too narrow for their name share a line."""
     end = max([sample.seconds for sample in recorder.samples], default=0.0)
     steps, warmup = recorder.steps, recorder.warmup
     first = steps[0].begun if steps else end
     steady = steps[warmup - 1].ended if steps and warmup else first
     last = steps[-1].ended if steps else end
     spans = zip(_PHASES.items(), ((0.0, first), (first, steady), (steady, last)), strict=True)
+    narrow = []
     for (name, color), (begin, finish) in spans:
         if finish <= begin:
             continue
         axes.axvspan(begin, finish, color=color, lw=0, zorder=0)
-        if (finish - begin) > 0.06 * end:
-            axes.text(
-                (begin + finish) / 2, 1.01, name, ha="center", va="bottom", color=_QUIET,
-                fontsize=9, transform=axes.get_xaxis_transform(),
-            )  # fmt: skip
+        if finish - begin < 0.1 * end:
+            narrow.append(name)
+            continue
+        _above(axes, (begin + finish) / 2, name, "center")
+    if narrow:
+        _above(axes, 0.0, ", ".join(narrow), "left")
     for mark in steps[warmup:] if len(steps) <= 40 else []:
         axes.axvline(mark.ended, color=_PHASES["warm-up"], lw=0.8, zorder=0)
+
+
+def _above(axes: Axes, seconds: float, text: str, align: Literal["left", "center"]) -> None:
+    axes.text(
+        seconds,
+        1.01,
+        text,
+        ha=align,
+        va="bottom",
+        color=_QUIET,
+        fontsize=9,
+        transform=axes.get_xaxis_transform(),
+    )
 
 
 def _curves(axes: Axes, recorder: Recorder) -> None:

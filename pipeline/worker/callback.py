@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -58,16 +59,21 @@ class MemoryCallback(TrainerCallback):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if self._script:
-            self._script.close()
+            self._script.close(self.peaks, failed=error is not None)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """See TrainerCallback."""
         on_gpu = args.device.type == "cuda"
-        if self._script:
+        if self._script and state.is_world_process_zero:  # one run, however many GPUs
             self._script.open(args.device)
         self.peaks = AllocatorPeaks() if on_gpu else None
         self._clock: StepClock = CudaClock(self._origin) if on_gpu else HostClock(self._origin)

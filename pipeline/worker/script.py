@@ -2,6 +2,7 @@
 
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -24,11 +25,11 @@ class ScriptSession:
         self._measurement = measurement
         self._origin = origin
         self._resources = ExitStack()
-        self._recorder = Recorder(measurement.warmup_steps)
         self._logger: RunLogger | None = None
 
     def open(self, device: torch.device) -> None:
         """Begin to watch this device."""
+        self._recorder = Recorder(self._measurement.warmup_steps)
         # Imported when used: the worker has this module too, and knows nothing of MLflow.
         from pipeline.script_run import RunLogger
 
@@ -45,7 +46,7 @@ class ScriptSession:
         if warning:
             self.handle(Warned(message=warning))
         period_s = self._measurement.period_ms / 1e3
-        monitor = MemoryMonitor(read, period_s, self.handle, self._origin)
+        monitor = MemoryMonitor(read, period_s, _weakly(self.handle), self._origin)
         self._resources.enter_context(monitor)
         self._read = read
         # For a training that raised, outside a `with`: the thread ends with the session's owner.
@@ -53,11 +54,11 @@ class ScriptSession:
 
     def handle(self, event: Event) -> None:
         """Log an event of the training."""
-        self._recorder.handle(event)
         if self._logger:
+            self._recorder.handle(event)
             self._logger.handle(event)
 
-    def close(self, peaks: AllocatorPeaks | None = None) -> None:
+    def close(self, peaks: AllocatorPeaks | None = None, *, failed: bool = False) -> None:
         """Stop watching and write the summary; without effect the second time."""
         if self._logger is None:
             return
@@ -72,4 +73,16 @@ class ScriptSession:
             memory_source=self._read.source,
         )
         self._recorder.handle(completed)
-        logger.close(self._recorder.metrics())
+        logger.close(self._recorder.metrics(), failed)
+
+
+def _weakly(handle: Callable[[Event], None]) -> Callable[[Event], None]:
+    """Return a handler that does not keep its owner alive, as a thread's target would."""
+    reference = weakref.WeakMethod(handle)
+
+    def call(event: Event) -> None:
+        method = reference()
+        if method is not None:
+            method(event)
+
+    return call
