@@ -19,18 +19,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from pipeline.artifacts import write_artifacts
 from pipeline.config import RunConfig
 from pipeline.launcher import Launcher
 from pipeline.preflight import prepare
 from pipeline.presets import resolve
-from pipeline.progress import Progress
 from pipeline.record import Event, Finished, Outcome, RunRecord
-from pipeline.recorder import Recorder
-from pipeline.report import note
-from pipeline.tracking import connect, end_run, tracked_run
 from pipeline.worker import start
 
 WARMUP_STEPS = 5
@@ -95,6 +88,15 @@ def bare_worker(
 
 def run_measured(launcher: Launcher, config: RunConfig) -> RunRecord:
     """Train as the command `run` does, MLflow and progress included."""
+    # Imported here, since each worker imports this script again on its way to its function.
+    from rich.console import Console
+
+    from pipeline.artifacts import write_artifacts
+    from pipeline.progress import Progress
+    from pipeline.recorder import Recorder
+    from pipeline.report import note
+    from pipeline.tracking import connect, end_run, tracked_run
+
     client = connect()
     with (
         tracked_run(client, config, time.time()) as tracked,
