@@ -99,6 +99,7 @@ def events(folder: Path, **arguments: Any) -> list[Event]:
 
 
 def threads() -> list[str]:
+    """Return the threads that a measurement of this process has going."""
     ours = ("memory-monitor", "curve-sender")
     return [thread.name for thread in threading.enumerate() if thread.name in ours]
 
