@@ -86,7 +86,9 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
             found = _count_rows(path)
         except (OSError, ValueError, csv.Error) as error:
             reason = getattr(error, "strerror", None) or error
-            yield f"data={workload.data!r}: cannot be read: {reason}"
+            # `mlflow run` changes into the project's folder: a relative path may be another file's.
+            looked = "" if path.is_absolute() else f" ({path.absolute()})"
+            yield f"data={workload.data!r}: cannot be read: {reason}{looked}"
             return
         if found == 0:
             yield f"data={workload.data!r}: no rows in {path}"

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def tracked_run(client: MlflowClient, config: RunConfig, began_at: float) -> Ite
     """Open the MLflow run of one training: the one that `mlflow run` made, or a new one.
 
     The caller reports the record by `finish` and `end_run`; whatever else ends the block leaves the
-    run FAILED.
+    run FAILED, or KILLED if it was an interrupt.
     """
     mlflow.set_system_metrics_sampling_interval(_SYSTEM_METRICS_SECONDS)
     mlflow.set_system_metrics_samples_before_logging(1)
@@ -130,22 +130,16 @@ def tracked_run(client: MlflowClient, config: RunConfig, began_at: float) -> Ite
         with processes.interrupts_put_off():
             # Adopts MLFLOW_RUN_ID where it is set.
             run = mlflow.start_run(log_system_metrics=True)
-        tracked = TrackedRun(client, run, began_at)
-        name = f"{config.preset.name} on {config.workload_name}"
-        tracked.tag(
-            {"mlflow.runName": name, _HOST: socket.gethostname(), _PROCESS: processes.identity()}
-        )
-        tracked.params(config.dotted())
-        mlflow.log_input(_dataset(config), context="training")
-        yield tracked
-    except MlflowException as error:
-        _end_active_run(client, f"{error}", "FAILED")
-        raise TrackingError(f"the MLflow run cannot be opened: {error}") from error
-    except (Interrupted, KeyboardInterrupt) as error:
-        _end_active_run(client, f"interrupted: {error}", "KILLED")
-        raise
+        with closing(TrackedRun(client, run, began_at)) as tracked:
+            tracked.tag({"mlflow.runName": f"{config.preset.name} on {config.workload_name}"})
+            tracked.tag({_HOST: socket.gethostname(), _PROCESS: processes.identity()})
+            tracked.params(config.dotted())
+            mlflow.log_input(_dataset(config), context="training")
+            yield tracked
     except BaseException as error:
-        _end_active_run(client, f"{type(error).__name__}: {error}", "FAILED")
+        _end_active_run(client, error)
+        if isinstance(error, MlflowException):
+            raise TrackingError(f"the MLflow run cannot be opened: {error}") from error
         raise
 
 
@@ -157,14 +151,15 @@ def end_unopened_run(reason: str) -> None:
         client.set_terminated(run_id, "KILLED")
 
 
-def _end_active_run(client: MlflowClient, reason: str, status: str) -> None:
+def _end_active_run(client: MlflowClient, error: BaseException) -> None:
     """End the run of a training that has no record; one that was ended has its status already."""
-    active = mlflow.active_run()
+    active, stopped = mlflow.active_run(), isinstance(error, Interrupted | KeyboardInterrupt)
     if active is None:
         return
     with suppress(MlflowException):  # the server may be the reason why we are here
-        _tag_reason(client, active.info.run_id, reason)
-        mlflow.end_run(status)
+        kind = "interrupted" if stopped else type(error).__name__
+        _tag_reason(client, active.info.run_id, f"{kind}: {error}")
+        mlflow.end_run("KILLED" if stopped else "FAILED")
 
 
 def end_run(record: RunRecord) -> None:

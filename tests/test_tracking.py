@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,9 +260,20 @@ def test_value_longer_than_mlflow_takes_is_cut(client: MlflowClient) -> None:
 def test_run_that_has_no_record_ends_with_a_reason(
     client: MlflowClient, config: RunConfig, error: BaseException, status: str, reason: str
 ) -> None:
-    with pytest.raises(type(error)), tracked_run(client, config, time.time()) as tracked:
-        raise error
-    run = client.get_run(tracked.run_id)
+    seen: list[str] = []
+
+    def raise_after_training() -> None:
+        with tracked_run(client, config, time.time()) as tracked:
+            seen.append(tracked.run_id)
+            for event in EVENTS:
+                tracked.handle(event)
+            raise error
+
+    with pytest.raises(type(error)):
+        raise_after_training()
+    assert "curve-sender" not in [thread.name for thread in threading.enumerate()]
+    assert len(client.get_metric_history(seen[0], "step/time_ms")) == 6
+    run = client.get_run(seen[0])
     assert run.info.status == status
     assert run.info.end_time
     assert (run.data.tags["outcome"], run.data.tags["reason"]) == ("failed", reason)
