@@ -1,10 +1,14 @@
 """Processes of this machine: who started us, whether somebody still lives, who asks us to stop."""
 
+import fcntl
+import hashlib
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -65,6 +69,16 @@ def is_alive(name: str) -> bool:
         return not ended and f"{process.create_time():.2f}" == created
     except (psutil.Error, ValueError):
         return False
+
+
+@contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Have this user's other commands wait that are about to do the same on this machine."""
+    name = hashlib.sha256(what.encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"pipeline-{os.getuid()}-{name}.lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
+        yield
 
 
 class _Interrupts:

@@ -41,8 +41,9 @@ def connect() -> MlflowClient:
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     uri = mlflow.get_tracking_uri()
     try:
-        client = MlflowClient(uri)
-        client.search_experiments(max_results=1)
+        with processes.one_at_a_time(uri):  # the first one makes the tables of a local store
+            client = MlflowClient(uri)
+            client.search_experiments(max_results=1)
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise TrackingError(

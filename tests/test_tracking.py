@@ -373,6 +373,16 @@ def test_server_that_does_not_answer_is_told_within_seconds() -> None:
     assert time.monotonic() - begun < 20
 
 
+def test_commands_that_start_at_once_make_one_new_store(tmp_path: Path) -> None:
+    environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/new.db"}
+    code = "from pipeline.tracking import connect; connect()"
+    root = Path(__file__).resolve().parents[1]
+    starts = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=root, env=environment) for _ in range(3)
+    ]
+    assert [start.wait(timeout=120) for start in starts] == [0, 0, 0]
+
+
 def test_run_that_cannot_be_opened_is_a_tracking_error(
     client: MlflowClient, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
