@@ -33,6 +33,8 @@ class Recorder:
 
     def __init__(self, warmup_steps: int, seq_len: int | None = None) -> None:
         self.samples: list[MemorySample] = []
+        self.peak: MemorySample | None = None
+        """The highest reading so far."""
         self.steps: list[StepMark] = []
         self.logged: list[Logged] = []
         self.warnings: list[str] = []
@@ -49,6 +51,7 @@ class Recorder:
         match event:
             case Samples(rows=rows):
                 self.samples.extend(rows)
+                self.peak = highest(self.peak, rows)
             case Steps(rows=rows):
                 self.steps.extend(rows)
             case Logged():
@@ -63,12 +66,6 @@ class Recorder:
                 self.proven = event
             case Finished():
                 self.finished = event
-
-    @property
-    def peak(self) -> MemorySample | None:
-        """The highest reading so far."""
-        readings = [sample for sample in self.samples if sample.process is not None]
-        return max(readings, key=lambda sample: sample.process or 0, default=None)
 
     @property
     def warmup(self) -> int:
@@ -116,7 +113,9 @@ class Recorder:
     def _memory_metrics(self) -> dict[str, float | None]:
         allocated = [mark.peak_allocated for mark in self.steps if mark.peak_allocated]
         done = self.finished
-        peak_allocated = done.peak_allocated_bytes if done else max(allocated, default=None)
+        peak_allocated = done.peak_allocated_bytes if done else None
+        if peak_allocated is None:  # a training that failed tells by its steps
+            peak_allocated = max(allocated, default=None)
         effective = self.proven.effective if self.proven else None
         return {
             "peak_memory_mib": _mib(self.peak.process if self.peak else None),
@@ -196,6 +195,14 @@ class Recorder:
         # A training of fewer steps than the Trainer logs after has its loss here alone.
         losses += [self.finished.metrics.get("train_loss", 0.0)] if self.finished else []
         return not all(math.isfinite(loss) for loss in losses)
+
+
+def highest(best: MemorySample | None, rows: tuple[MemorySample, ...]) -> MemorySample | None:
+    """Return the sample that took most, of these and the best so far."""
+    for row in rows:
+        if row.process is not None and (best is None or row.process > (best.process or 0)):
+            best = row
+    return best
 
 
 def _mib(count: int | None) -> float | None:

@@ -16,7 +16,6 @@ from pipeline.errors import TrackingError
 from pipeline.launcher import Launched, Launcher
 from pipeline.progress import Progress
 from pipeline.record import Event
-from pipeline.recorder import Recorder
 from pipeline.report import note, verdict
 from pipeline.tracking import (
     TrackedRun,
@@ -51,8 +50,7 @@ def run(config: RunConfig, console: Console) -> Launched:
 def _measure(
     launcher: Launcher, config: RunConfig, tracked: TrackedRun, console: Console
 ) -> Launched:
-    shown = Recorder(config.measurement.warmup_steps)
-    with Progress(console, shown) as progress:
+    with Progress(console) as progress:
 
         def handle(event: Event) -> None:
             tracked.handle(event)
