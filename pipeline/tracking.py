@@ -1,16 +1,13 @@
 """MLflow: the run, its params, curves, tags and artifacts. Only `script_run` talks to it too."""
 
 import json
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-# Before mlflow is imported: a server that is gone should cost seconds, not minutes.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
 import mlflow
 from mlflow.data.code_dataset_source import CodeDatasetSource
@@ -26,7 +23,9 @@ from pipeline.config import RunConfig
 from pipeline.curves import CurveSender, Point
 from pipeline.errors import Interrupted, TrackingError
 from pipeline.record import Event, Outcome, RunRecord
+from pipeline.stores import opening
 
+_log = logging.getLogger(__name__)
 _METRICS_PER_BATCH = 1000
 _PARAMS_PER_BATCH = 100
 _PARAM_LENGTH = 6000
@@ -37,11 +36,9 @@ _HOST, _PROCESS = "pipeline.host", "pipeline.process"
 
 def connect() -> MlflowClient:
     """Return a client for the tracking server, once it has answered. Raises TrackingError."""
-    # Standard output is for the record; where the run is to be seen is said by `where_to_look`.
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     uri = mlflow.get_tracking_uri()
     try:
-        with processes.one_at_a_time(uri):  # the first one makes the tables of a local store
+        with opening(uri):
             client = MlflowClient(uri)
             client.search_experiments(max_results=1)
     except Exception as error:
@@ -134,7 +131,8 @@ def tracked_run(client: MlflowClient, config: RunConfig, began_at: float) -> Ite
         with closing(TrackedRun(client, run, began_at)) as tracked:
             tracked.tag({"mlflow.runName": f"{config.preset.name} on {config.workload_name}"})
             tracked.tag({_HOST: socket.gethostname(), _PROCESS: processes.identity()})
-            tracked.params(config.dotted())
+            for refused in tracked.params(config.dotted()):
+                _log.warning("MLflow refused a param: %s", refused)
             mlflow.log_input(_dataset(config), context="training")
             yield tracked
     except BaseException as error:

@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "paths": set(),
     "processes": {"errors"},
     "reserved": set(),
+    "stores": {"processes"},
     "throughput": set(),
     "record": {"config"},
     "nvml": {"record"},
@@ -31,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "preflight": {"config", "errors", "nvml", "paths"},
     "doctor": {"nvml"},
     "launcher": {"config", "errors", "record", "recorder", "worker.start"},
-    "tracking": {"config", "curves", "errors", "processes", "record"},
+    "tracking": {"config", "curves", "errors", "processes", "record", "stores"},
     "artifacts": {"config", "figures", "launcher", "record"},
     "run": {
         "artifacts",

@@ -4,11 +4,13 @@ import math
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import mlflow
@@ -35,6 +37,7 @@ from pipeline.record import (
     Steps,
 )
 from pipeline.recorder import Recorder
+from pipeline.stores import opening
 from pipeline.tracking import (
     TrackedRun,
     close_stale_runs,
@@ -239,6 +242,19 @@ def test_one_clash_does_not_lose_the_other_params(client: MlflowClient) -> None:
     assert len(client.get_run(run.info.run_id).data.params) == 151
 
 
+def test_param_that_mlflow_refuses_is_told(
+    client: MlflowClient,
+    config: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = client.create_run(experiment_id())
+    client.log_param(made.info.run_id, "training.micro_batch", "77")
+    monkeypatch.setenv("MLFLOW_RUN_ID", made.info.run_id)
+    train(client, config)
+    assert "training.micro_batch=4" in caplog.text
+
+
 def test_value_longer_than_mlflow_takes_is_cut(client: MlflowClient) -> None:
     run = client.create_run(experiment_id())
     tracked = TrackedRun(client, run, time.time())
@@ -371,6 +387,41 @@ def test_server_that_does_not_answer_is_told_within_seconds() -> None:
     finally:
         mlflow.set_tracking_uri(before)
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["sqlite:///{0}", "sqlite:///{0}/text", "sqlite:///{0}/text/mlflow.db", "nonsense://{0}"],
+)
+def test_store_that_cannot_be_opened_is_told_at_once_and_in_a_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, uri: str
+) -> None:
+    (tmp_path / "text").write_text("this is no data base\n" * 100)
+    begun = time.monotonic()
+    monkeypatch.setattr("mlflow.get_tracking_uri", lambda: uri.format(tmp_path))
+    with pytest.raises(TrackingError) as told:
+        connect()
+    assert time.monotonic() - begun < 10
+    assert "\n" not in str(told.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_store_that_another_command_writes_to_can_be_opened(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with opening(f"sqlite:///{tmp_path}/mlflow.db"):
+            pass
+
+
+def test_patience_with_a_server_is_set_whenever_one_is_asked(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    connect()
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")
+    connect()
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "5"
 
 
 def test_commands_that_start_at_once_make_one_new_store(tmp_path: Path) -> None:
