@@ -98,7 +98,7 @@ class Launcher:
                     str(log),
                     time.perf_counter(),
                 ),
-                daemon=True,
+                daemon=False,  # a daemon may have no children, which a data loader's workers are
             )
             process.start()
             sender.close()
@@ -108,10 +108,7 @@ class Launcher:
             except Interrupted as error:
                 interrupted, outcome, message = True, Outcome.FAILED, f"interrupted: {error}"
             finally:
-                if recorder.finished:  # it spoke its last word: let it tidy up
-                    process.join(_EXIT_SECONDS)
-                process.kill()
-                process.join()
+                _end(process, _EXIT_SECONDS if recorder.finished else 0)
             _drain(receiver, handle)
             text = log.read_text(errors="replace")
             if outcome is None:
@@ -148,6 +145,15 @@ def _follow(
             return Outcome.TIMEOUT, f"ended after timeout={limits.timeout:g} s"
         if now - moved > limits.stall_timeout:
             return Outcome.TIMEOUT, f"no step ended for stall_timeout={limits.stall_timeout:g} s"
+
+
+def _end(process: ForkServerProcess, patience_seconds: float) -> None:
+    """End the worker, whatever comes between: at exit Python would wait for it for ever."""
+    try:
+        process.join(patience_seconds)  # it spoke its last word: let it tidy up
+    finally:
+        process.kill()
+        process.join()
 
 
 def _drain(receiver: Connection, handle: Callable[[Event], None]) -> None:

@@ -18,6 +18,7 @@ import pytest
 from pipeline.config import RunConfig
 from pipeline.errors import Interrupted
 from pipeline.launcher import Launched, Launcher, worker_environment
+from pipeline.presets import resolve
 from pipeline.record import (
     Event,
     Finished,
@@ -131,6 +132,7 @@ def tells_its_number_and_waits(
 ) -> NoReturn:
     start._die_with_parent()
     Path(os.environ["NUMBER_FILE"]).write_text(f"{os.getpid()} {os.getppid()}\n")
+    connection.send([step(1)])
     while True:
         time.sleep(1)
 
@@ -332,6 +334,38 @@ def test_worker_sees_one_gpu_of_those_that_the_user_shows(
 def test_worker_on_the_cpu_keeps_the_users_gpus(config: RunConfig) -> None:
     own = with_settings(config, "measurement", device="cpu")
     assert "CUDA_VISIBLE_DEVICES" not in worker_environment(own)
+
+
+def test_data_loader_may_have_workers_of_its_own(tiny_model: str) -> None:
+    settings = {"device": "cpu", "model": tiny_model, "seq_len": 8, "samples": 8}
+    workers = {"training_arguments": '{"dataloader_num_workers": 1}'}
+    record = (
+        Launcher().launch(resolve("adamw", "laptop", settings | workers), lambda event: None).record
+    )
+    assert record.outcome is Outcome.COMPLETED, record.message
+    assert record.steps > 0
+
+
+def test_worker_that_was_not_killed_does_not_keep_the_command_alive(tmp_path: Path) -> None:
+    script = (
+        "from multiprocessing.context import ForkServerProcess\n"
+        "from pipeline.errors import Interrupted\n"
+        "from pipeline.launcher import Launcher\n"
+        "from pipeline.presets import resolve\n"
+        "from tests.test_launcher import tells_its_number_and_waits\n"
+        "def interrupted(*args):\n"
+        "    raise Interrupted('SIGTERM')\n"
+        "ForkServerProcess.kill = interrupted\n"
+        "config = resolve('adamw', 'laptop', {'device': 'cpu'})\n"
+        "with Launcher(start_worker=tells_its_number_and_waits) as launcher:\n"
+        "    launcher.launch(config, interrupted)\n"
+    )
+    file = tmp_path / "number"
+    environment = os.environ | {"NUMBER_FILE": str(file), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, timeout=60, capture_output=True)
+    assert b"Interrupted: SIGTERM" in ended.stderr
+    assert gone_within([int(file.read_text().split()[0])], 10)
 
 
 def test_worker_dies_with_a_killed_command(tmp_path: Path) -> None:
