@@ -13,6 +13,10 @@ from pipeline.record import Process
 # Below this, a difference between the device's rise and the process figure is bookkeeping of the
 # driver (page tables, rounding), not memory that the process figure leaves out.
 _MANAGED_THRESHOLD_BYTES = 64 * 1024**2
+_UNKNOWN = (
+    "the driver does not tell which process on the device is this training (a container, MPS or "
+    "WSL): memory is the rise of the whole device, other processes' included"
+)
 
 
 class DeviceUsage(NamedTuple):
@@ -51,56 +55,60 @@ def driver_version(api: Any = pynvml) -> str | None:
         return _text(api.nvmlSystemGetDriverVersion()) if available else None
 
 
-def used_by_uuid(api: Any = pynvml) -> dict[str, int]:
-    """Return the bytes in use on every device and MIG instance, by UUID.
+def usage_by_uuid(api: Any = pynvml) -> dict[str, DeviceUsage]:
+    """Return what is in use on every device and MIG instance, by UUID.
 
     Taken before the first CUDA call, which is when nobody can say yet which device it will be:
     the ordering of CUDA and that of NVML differ.
     """
-    used: dict[str, int] = {}
+    found: dict[str, DeviceUsage] = {}
     for gpu in _gpus(api):
         for handle in (gpu, *_instances(api, gpu)):
             with suppress(api.NVMLError):
-                used[_text(api.nvmlDeviceGetUUID(handle))] = _memory(api, handle).used
-    return used
+                found[_text(api.nvmlDeviceGetUUID(handle))] = _usage(api, handle)
+    return found
 
 
 class GpuReader:
-    """Reads one device, found by the UUID that CUDA reports for it. Needs an open `session`."""
+    """Reads one device, found by the UUID that CUDA reports for it. Needs an open `session`.
 
-    def __init__(self, cuda_uuid: str, used_before: Mapping[str, int], pid: int, api: Any = pynvml):
+    `before` is what `usage_by_uuid` said before this process made its context on the device.
+    """
+
+    def __init__(
+        self, cuda_uuid: str, before: Mapping[str, DeviceUsage], pid: int, api: Any = pynvml
+    ) -> None:
         self._api = api
-        self._pid = pid
         self._handle, self.uuid = _find(api, cuda_uuid)
-        self._used_before = used_before.get(self.uuid)
         usage = self.usage()
+        new = _new_processes(usage, before.get(self.uuid))
+        self.pid = pid if pid in usage.processes else new.pop() if len(new) == 1 else None
+        """Our number in the driver's list; in a container it can be another than our own."""
+        self.warning = None if self.pid is not None else _UNKNOWN
+        self._perhaps_ours = new if self.pid is None else {self.pid}
+        own = usage.processes.get(self.pid) if self.pid is not None else None
+        self.sees_process = own is not None
         self.total_bytes = int(_memory(api, self._handle).total)
-        self.sees_process = usage.processes.get(pid) is not None
         self.managed = False
         """Whether the device's rise was ever clearly above the process figure."""
-        self._others_before = _others(usage, pid)
-        if self._used_before is None:
-            self._used_before = usage.used - (usage.processes.get(pid) or 0)
+        self._others_before = _others(usage, self.pid)
+        known = before.get(self.uuid)
+        self._used_before = known.used if known else usage.used - (own or 0)
 
     def usage(self) -> DeviceUsage:
         """Read the device once: two calls of 8 microseconds each."""
-        used = _memory(self._api, self._handle).used
-        try:
-            found = self._api.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        except self._api.NVMLError:
-            return DeviceUsage(int(used), {})
-        return DeviceUsage(int(used), {entry.pid: entry.usedGpuMemory for entry in found})
+        return _usage(self._api, self._handle)
 
     def taken(self, usage: DeviceUsage) -> int:
         """Return the bytes that this process takes from others.
 
         The process figure of the driver, or the device's rise where that is larger: the process
         figure leaves managed memory out, in which paged optimizers keep their state. What other
-        processes took meanwhile is not ours.
+        processes took meanwhile is not ours, where it is known which of them we are.
         """
-        others_rise = _others(usage, self._pid) - self._others_before
-        rise = usage.used - (self._used_before or 0) - others_rise
-        own = usage.processes.get(self._pid)
+        others_rise = _others(usage, self.pid) - self._others_before
+        rise = usage.used - self._used_before - others_rise
+        own = None if self.pid is None else usage.processes.get(self.pid)
         if own is None:
             return max(rise, 0)
         if rise - own > _MANAGED_THRESHOLD_BYTES:
@@ -114,12 +122,29 @@ class GpuReader:
         return tuple(
             Process(pid=pid, name=_process_name(pid), bytes=count)
             for pid, count in sorted(usage.processes.items())
-            if pid != self._pid
+            if pid not in self._perhaps_ours
         )
 
 
-def _others(usage: DeviceUsage, pid: int) -> int:
-    return sum(count or 0 for other, count in usage.processes.items() if other != pid)
+def _new_processes(usage: DeviceUsage, before: DeviceUsage | None) -> set[int]:
+    """Return the processes that came onto the device since; none where nobody looked before."""
+    return set(usage.processes) - set(before.processes) if before else set()
+
+
+def _others(usage: DeviceUsage, own: int | None) -> int:
+    """Return what others hold; 0 where nobody knows who the others are."""
+    if own is None:
+        return 0
+    return sum(count or 0 for other, count in usage.processes.items() if other != own)
+
+
+def _usage(api: Any, handle: Any) -> DeviceUsage:
+    used = int(_memory(api, handle).used)
+    try:
+        found = api.nvmlDeviceGetComputeRunningProcesses(handle)
+    except api.NVMLError:
+        return DeviceUsage(used, {})
+    return DeviceUsage(used, {entry.pid: entry.usedGpuMemory for entry in found})
 
 
 def _find(api: Any, cuda_uuid: str) -> tuple[Any, str]:

@@ -114,7 +114,7 @@ def driver(t4: Card, h200: Card) -> Driver:
 
 def started(driver: Driver, card: Card, own: int | None, **more: int) -> nvml.GpuReader:
     """Return a reader for a training that has its context: `own` bytes by the process list."""
-    before = nvml.used_by_uuid(driver)
+    before = nvml.usage_by_uuid(driver)
     assert card.processes is not None
     card.processes[PID] = own
     card.used += own or more.get("context", 0)
@@ -149,7 +149,8 @@ def test_instance_of_a_divided_card_is_found(driver: Driver, h200: Card) -> None
 
 def test_memory_in_use_is_told_for_cards_and_instances(driver: Driver, h200: Card) -> None:
     h200.instances.append(Card("MIG-44444444", "part", used=10 * MIB))
-    assert nvml.used_by_uuid(driver) == {
+    used = {uuid: usage.used for uuid, usage in nvml.usage_by_uuid(driver).items()}
+    assert used == {
         f"GPU-{T4}": 600 * MIB,
         f"GPU-{H200}": 600 * MIB,
         "MIG-44444444": 10 * MIB,
@@ -163,21 +164,21 @@ def test_card_that_refuses_to_answer_is_passed_over(driver: Driver, h200: Card) 
                 raise NVMLError("No Permission")
             return super().nvmlDeviceGetHandleByIndex(index)
 
-    assert list(nvml.used_by_uuid(Private(driver.cards))) == [h200.uuid]
+    assert list(nvml.usage_by_uuid(Private(driver.cards))) == [h200.uuid]
 
 
 # How much
 
 
 def test_drivers_reserve_is_not_counted_as_used(driver: Driver, h200: Card) -> None:
-    assert nvml.used_by_uuid(driver)[h200.uuid] == h200.used
+    assert nvml.usage_by_uuid(driver)[h200.uuid].used == h200.used
 
 
 def test_old_driver_that_refuses_the_new_call_is_read_by_the_old_one(
     driver: Driver, h200: Card
 ) -> None:
     driver.knows_v2 = False
-    assert nvml.used_by_uuid(driver)[h200.uuid] == h200.used + h200.reserved
+    assert nvml.usage_by_uuid(driver)[h200.uuid].used == h200.used + h200.reserved
     reader = started(driver, h200, 500 * MIB)
     assert reader.taken(reader.usage()) == 500 * MIB
 
@@ -198,7 +199,7 @@ def test_without_a_process_figure_the_devices_rise_counts(driver: Driver, h200: 
 
 
 def test_without_a_process_list_the_devices_rise_counts(driver: Driver, h200: Card) -> None:
-    before = nvml.used_by_uuid(driver)
+    before = nvml.usage_by_uuid(driver)
     h200.processes = None
     h200.used += 500 * MIB
     reader = nvml.GpuReader(H200, before, PID, driver)
@@ -261,6 +262,46 @@ def test_card_that_was_not_read_before_begins_without_ours(driver: Driver, h200:
     reader = nvml.GpuReader(H200, {}, PID, driver)
     h200.used += 100 * MIB
     assert reader.taken(reader.usage()) == 600 * MIB
+
+
+# Who we are, where the driver numbers processes otherwise than our own namespace does
+
+
+def foreign(driver: Driver, card: Card, *new: int) -> nvml.GpuReader:
+    """Return a reader for a training whose context the driver lists under another number."""
+    before = nvml.usage_by_uuid(driver)
+    assert card.processes is not None
+    for pid in new:
+        card.processes[pid] = 500 * MIB
+        card.used += 500 * MIB
+    return nvml.GpuReader(card.uuid.partition("-")[2], before, PID, driver)
+
+
+def test_the_one_new_process_is_ours_under_whatever_number(driver: Driver, h200: Card) -> None:
+    assert h200.processes is not None
+    h200.processes[OTHER] = 200 * MIB
+    reader = foreign(driver, h200, 700_001)
+    h200.processes |= {700_001: 900 * MIB, OTHER: 300 * MIB}
+    h200.used += 500 * MIB
+    assert reader.taken(reader.usage()) == 900 * MIB
+    assert (reader.sees_process, reader.warning) == (True, None)
+    assert [other.pid for other in reader.other_processes()] == [OTHER]
+
+
+@pytest.mark.parametrize("new", [(), (700_001, 700_002)])
+def test_nothing_is_taken_off_where_it_is_unknown_who_we_are(
+    driver: Driver, h200: Card, new: tuple[int, ...]
+) -> None:
+    assert h200.processes is not None
+    h200.processes[OTHER] = 200 * MIB  # as with MPS, whose server stands for all
+    reader = foreign(driver, h200, *new)
+    h200.processes = {pid: (count or 0) + 300 * MIB for pid, count in h200.processes.items()}
+    h200.used += 300 * MIB * len(h200.processes)
+    assert reader.taken(reader.usage()) == (300 + 800 * len(new)) * MIB
+    assert not reader.sees_process
+    assert reader.warning
+    assert "rise of the whole device" in reader.warning
+    assert [other.pid for other in reader.other_processes()] == [OTHER]
 
 
 def test_other_processes_on_the_card_are_named(driver: Driver, h200: Card) -> None:

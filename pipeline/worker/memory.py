@@ -157,15 +157,15 @@ class AllocatorPeaks:
         return peak
 
 
-def used_before() -> dict[str, int]:
-    """Return the bytes in use on every GPU, by UUID. To be asked before the first CUDA call."""
+def used_before() -> dict[str, nvml.DeviceUsage]:
+    """Return what is in use on every GPU, by UUID. To be asked before the first CUDA call."""
     with nvml.session() as available:
-        return nvml.used_by_uuid() if available else {}
+        return nvml.usage_by_uuid() if available else {}
 
 
 @contextmanager
 def reader(
-    device: torch.device, before: Mapping[str, int]
+    device: torch.device, before: Mapping[str, nvml.DeviceUsage]
 ) -> Iterator[tuple[CpuReader | CudaReader, Device, str | None]]:
     """Yield a reader of this device, what the device is, and a warning if NVML cannot be matched.
 
@@ -180,6 +180,7 @@ def reader(
         uuid, warning, gpu = str(properties.uuid), None, None
         try:
             gpu = nvml.GpuReader(uuid, before, psutil.Process().pid) if available else None
+            warning = gpu.warning if gpu else None
         except LookupError as error:
             warning = f"no NVML memory curve: {error}"
         if not available:
