@@ -91,8 +91,8 @@ class GpuReader:
         self.total_bytes = int(_memory(api, self._handle).total)
         self.managed = False
         """Whether the device's rise was ever clearly above the process figure."""
-        self._others_before = _others(usage, self.pid)
         known = before.get(self.uuid)
+        self._others_before = _others(known or usage, self.pid)
         self._used_before = known.used if known else usage.used - (own or 0)
 
     def usage(self) -> DeviceUsage:
