@@ -1,6 +1,8 @@
 """What this machine can run, asked before a model is built."""
 
 import importlib
+import os
+import shutil
 from importlib.util import find_spec
 
 import torch
@@ -36,6 +38,7 @@ _PIP_NAMES = {
 # The compute capability from which on a number format is built into the hardware.
 _CAPABILITIES = {"tf32": (8, 0), "bf16": (8, 0), "pure_bf16": (8, 0), "fp16": (5, 3), "fp8": (8, 9)}
 _ON_CPU = ("fp32", "bf16", "pure_bf16")
+_COMPILERS = ("c++", "g++", "clang++")
 
 
 def require(config: RunConfig) -> None:
@@ -46,6 +49,7 @@ def require(config: RunConfig) -> None:
         *_precision(training, device),
         *_optimizer(training.optimizer),
         *_attention(training, device),
+        *(_only_on_gpus(config) if device == "cpu" else []),
     ]
     if missing:
         raise UnsupportedError("; ".join(missing))
@@ -98,6 +102,22 @@ def _attention(training: Training, device: str) -> list[str]:
         problems.append(
             f"attention=flash_attention_2 computes in bf16 or fp16, not {training.precision}"
         )
+    return problems
+
+
+def _only_on_gpus(config: RunConfig) -> list[str]:
+    """Return the settings that would do nothing on a CPU, or fail there later."""
+    training, limit = config.training, config.measurement.memory_limit_mib
+    problems = []
+    if training.alloc_conf:
+        problems.append(f"alloc_conf={training.alloc_conf} sets CUDA's allocator: needs a CUDA GPU")
+    if training.optimizer.startswith("paged_"):
+        problems.append(f"optimizer={training.optimizer} pages GPU memory: needs a CUDA GPU")
+    if limit is not None:
+        problems.append(f"memory_limit_mib={limit} limits GPU memory: needs a CUDA GPU")
+    compilers = (*os.environ.get("CXX", "").split()[:1], *_COMPILERS)
+    if training.compile and not any(map(shutil.which, compilers)):
+        problems.append("compile=true needs a C++ compiler on a CPU: install g++, or set CXX")
     return problems
 
 

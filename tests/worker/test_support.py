@@ -58,6 +58,37 @@ def test_flash_attention_on_the_cpu_says_which_kernels_work() -> None:
     assert "sdpa and eager work here" in missing(attention="flash_attention_2")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alloc_conf", "expandable_segments:True"),
+        ("optimizer", "paged_adamw_8bit"),
+        ("memory_limit_mib", 4000),
+    ],
+)
+def test_setting_that_does_nothing_on_the_cpu_is_unsupported_there(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    without(monkeypatch)
+    message = missing(**{name: value})
+    assert message.startswith(f"{name}={value}")
+    assert message.endswith("needs a CUDA GPU")
+    card(monkeypatch, "NVIDIA A100", (8, 0))
+    require(asked(device="cuda", **{name: value}))
+
+
+def test_compiling_on_the_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    there: set[str] = set()
+    monkeypatch.setattr("shutil.which", lambda name: name if name in there else None)
+    monkeypatch.setenv("CXX", "my-own -O2")
+    assert "compile=true needs a C++ compiler" in missing(compile=True)
+    there.add("my-own")
+    require(asked(compile=True))
+    monkeypatch.delenv("CXX")
+    there |= {"clang++"}
+    require(asked(compile=True))
+
+
 def test_missing_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "device=cuda needs a CUDA GPU and none can be used" in missing(device="cuda")
@@ -123,7 +154,8 @@ def test_optimizer_without_its_package_names_the_command_that_helps(
     monkeypatch: pytest.MonkeyPatch, optimizer: str, package: str, pip: str
 ) -> None:
     without(monkeypatch, package)
-    assert missing(optimizer=optimizer) == (
+    card(monkeypatch, "NVIDIA A100", (8, 0))
+    assert missing(optimizer=optimizer, device="cuda") == (
         f"optimizer={optimizer} needs the package {pip}: pip install {pip}"
     )
 
