@@ -49,11 +49,15 @@ def _torch_is_cpu_build() -> bool:
 
 
 def _model_problems(workload: Workload) -> Iterator[str]:
-    path = shipped("models", workload.model)
-    is_shipped = path.is_file()
-    path = path if is_shipped else Path(workload.model)
+    is_shipped = workload.model in names("models")
+    path = shipped("models", workload.model) if is_shipped else Path(workload.model)
     subject = f"model={workload.model!r}"
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # a folder that is forbidden, a name that is too long
+        yield f"{subject}: cannot be read: {error.strerror}"
+        return
+    if not is_file:
         if path.suffix == ".json":
             yield f"{subject}: there is no such file; shipped are {', '.join(names('models'))}"
         return
@@ -61,7 +65,7 @@ def _model_problems(workload: Workload) -> Iterator[str]:
         yield f"{subject}: a configuration has no weights; use init=random, or a folder or hub id"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         yield f"{subject}: cannot be read as JSON: {error}"
         return
     if not isinstance(values, dict) or "model_type" not in values:
@@ -84,7 +88,7 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
             return
         try:
             found = _count_rows(path)
-        except (OSError, ValueError, csv.Error) as error:
+        except (OSError, ValueError, RecursionError, csv.Error) as error:
             reason = getattr(error, "strerror", None) or error
             # `mlflow run` changes into the project's folder: a relative path may be another file's.
             looked = "" if path.is_absolute() else f" ({path.absolute()})"

@@ -4,7 +4,6 @@ Precedence, lowest first: the models' defaults, the workload file, the preset fi
 right, the command line.
 """
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,8 @@ from pydantic import ValidationError
 
 from pipeline.config import FIELDS, GROUPS, Label, RunConfig
 from pipeline.errors import ConfigError
-from pipeline.layers import Layer, Problems, read_layer, unknown
-from pipeline.paths import shipped
+from pipeline.layers import Layer, Problems, did_you_mean, read_layer, unknown
+from pipeline.paths import names
 from pipeline.reserved import check_training_arguments
 
 COMMAND_LINE = "command line"
@@ -59,7 +58,7 @@ def _parts(preset: str, problems: Problems) -> list[Layer]:
 
 def _workload(name: str, parts: Sequence[Layer], problems: Problems) -> Layer:
     asked_by_preset = any(part.values.get("workload") == name for part in parts)
-    if asked_by_preset and not shipped("workloads", name).is_file():
+    if asked_by_preset and name not in names("workloads"):
         # The file of an earlier run holds all settings; of the workload only the name is missing.
         return Layer(name, {"name": name})
     return read_layer("workloads", name, problems)
@@ -154,9 +153,8 @@ def _words(key: str, detail: Any) -> str:
     choices = detail.get("ctx", {}).get("expected")
     if detail["type"] == "literal_error" and choices:
         allowed = [choice.strip(" '") for choice in choices.replace(" or ", ", ").split(",")]
-        near = difflib.get_close_matches(str(detail["input"]), allowed, n=1, cutoff=0.5)
-        message = f"expected one of {', '.join(allowed)}"
-        message += f"; did you mean {near[0]!r}?" if near else ""
+        near = did_you_mean(str(detail["input"]), allowed)
+        message = f"expected one of {', '.join(allowed)}{near}"
     elif detail["type"] == "string_pattern_mismatch":
         message = f"expected {GROUPS[FIELDS[key]].model_fields[key].description}"
     return message[0].lower() + message[1:]
@@ -192,7 +190,7 @@ def _arguments(place: str, value: Any, problems: Problems) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             problems.add(f"{place}: training_arguments={value!r}: not JSON: {error}")
             return {}
     if not isinstance(value, dict):

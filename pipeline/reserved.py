@@ -1,12 +1,13 @@
 """Which TrainingArguments are ours to set, and which there are at all."""
 
 import ast
-import difflib
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from pipeline.layers import did_you_mean
 
 # Arguments of the Trainer that a setting of ours decides, or that would break the measurement.
 _OURS = {
@@ -45,9 +46,15 @@ def check_training_arguments(
         if key in _OURS:
             report(f"{subject}: not allowed: {_OURS[key]}")
         elif known and key not in known:
-            near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(str(key), sorted(known))
             report(f"{subject}: transformers.TrainingArguments has no such field{hint}")
+
+
+def where_it_belongs(key: str) -> str | None:
+    """Return what to do with an argument of the Trainer that is given as a setting of its own."""
+    if key in _OURS:
+        return _OURS[key]
+    return "set it in training_arguments" if key in _known_arguments() else None
 
 
 @cache

@@ -153,6 +153,31 @@ def test_missing_model_file_is_refused_with_the_shipped_ones(asked: Resolve) -> 
     assert "there is no such file; shipped are bert-base, " in problem
 
 
+def test_model_whose_name_no_file_can_have_is_refused(asked: Resolve) -> None:
+    [problem] = problems(asked(model="x" * 300))
+    assert problem.endswith("cannot be read: File name too long")
+
+
+@pytest.mark.parametrize("name", ["model.json", "rows.csv"])
+def test_file_in_a_forbidden_folder_is_refused(
+    asked: Resolve, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def forbid(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    config = asked(**{"model" if name == "model.json" else "data": f"forbidden/{name}"})
+    monkeypatch.setattr(Path, "is_file", forbid)  # root may read everything
+    monkeypatch.setattr(Path, "open", forbid)
+    [problem] = [problem for problem in problems(config) if name in problem]
+    assert "cannot be read: Permission denied" in problem
+
+
+def test_model_file_without_end_is_refused(asked: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    [problem] = problems(asked(model=str(tmp_path / "deep.json")))
+    assert "cannot be read as JSON" in problem
+
+
 def test_hub_id_is_left_to_the_hub(asked: Resolve) -> None:
     assert prepare(asked(model="prajjwal1/bert-tiny")).workload.model == "prajjwal1/bert-tiny"
 

@@ -268,6 +268,29 @@ def test_malformed_yaml_is_refused_with_file_and_line(write: Write) -> None:
     assert problem.startswith(f"{path}: line 3")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["name: 2023-99-99", "name: !!bool maybe", "name: !!timestamp soon", "name: " + "[" * 2000],
+)
+def test_value_that_yaml_stumbles_over_is_refused_with_the_file(write: Write, text: str) -> None:
+    path = write("p.yaml", text)
+    [problem] = problems(path)
+    assert problem.startswith(f"{path}: is not valid YAML: ")
+
+
+def test_key_that_is_there_twice_is_refused_with_its_line(write: Write) -> None:
+    path = write("p.yaml", "micro_batch: 2\nprecision: bf16\nmicro_batch: 4\n")
+    [problem] = problems(path)
+    assert problem.startswith(f"{path}: line 3")
+    assert problem.endswith("the key 'micro_batch' is there twice")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".yaml"])
+def test_name_that_no_file_can_have_is_refused(name: str) -> None:
+    assert len(problems(preset=name)) == 1
+    assert len(problems(workload=name)) == 1
+
+
 @pytest.mark.parametrize("text", ["- 1\n- 2\n", "just words\n", ""])
 def test_file_without_keys_is_refused(write: Write, text: str) -> None:
     path = write("p.yaml", text)
@@ -318,6 +341,16 @@ def test_training_argument_that_does_not_exist_is_refused_with_the_nearest_one()
     [problem] = problems(overrides={"training_arguments": '{"weight_decya": 0.1}'})
     assert "TrainingArguments has no such field" in problem
     assert "did you mean 'weight_decay'?" in problem
+
+
+def test_training_argument_whose_name_is_a_number_is_refused(write: Write) -> None:
+    problem, *_ = problems(write("p.yaml", "training_arguments: {1: 2}"))
+    assert "training_arguments: 1: transformers.TrainingArguments has no such field" in problem
+
+
+def test_training_arguments_without_end_are_refused() -> None:
+    [problem] = problems(overrides={"training_arguments": "[" * 100_000})
+    assert "not JSON" in problem
 
 
 def test_training_arguments_that_are_not_json_are_refused() -> None:
