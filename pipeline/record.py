@@ -81,6 +81,7 @@ class Effective(Frozen):
     checkpointed_layers: int
     attention: str
     compiled: bool
+    float8_layers: int = 0
     micro_batch: int
     accumulation: int
     parameters: int

@@ -14,7 +14,7 @@ from pipeline.config import Measurement
 from pipeline.record import Built, Event, Logged, Proven, StepMark, Steps, Warned
 from pipeline.throughput import Rate, rate, warmup_length
 from pipeline.worker.memory import AllocatorPeaks
-from pipeline.worker.proof import AutocastProbe, read_back
+from pipeline.worker.proof import AutocastProbe, installed_autocast, read_back
 from pipeline.worker.script import ScriptSession
 from pipeline.worker.steps import BatchCounter, CudaClock, HostClock, StepClock
 
@@ -32,8 +32,8 @@ class MemoryCallback(TrainerCallback):
 
     With a `sink` it only marks: events go there, and watching memory is the caller's. `origin` is
     the time.perf_counter() that all times count from. `on_proven` may look at the settings that
-    were read back after the first step, and raise. With `stop_when_known` the training ends once
-    the throughput's 95 % interval is within 2 % of it.
+    were read back after the first step, and raise. Where `measurement` says "adaptive" the training
+    ends once the throughput's 95 % interval is within 2 % of it.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MemoryCallback(TrainerCallback):
             world_size=args.world_size,
         )
         # A hook inside a compiled model would break its graph.
-        self._probe = None if args.torch_compile else AutocastProbe(kwargs["model"])
+        self._probe = None if args.torch_compile else AutocastProbe.of(kwargs["model"])
         self._proven = False
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         arguments = {key: value for key, value in args.to_dict().items() if value is not None}
@@ -145,7 +145,7 @@ class MemoryCallback(TrainerCallback):
     def _prove(self, args: TrainingArguments, **kwargs: Any) -> None:
         self._proven = True
         model = kwargs["model"]
-        autocast = self._probe.dtype if self._probe else _accelerate_autocast()
+        autocast = self._probe.dtype if self._probe else installed_autocast(model)
         event = Proven(effective=read_back(model, kwargs["optimizer"], args, autocast))
         self._sink(event)
         if self._on_proven:
@@ -182,10 +182,3 @@ def _rows(loader: Any) -> int | None:
         return len(loader.dataset)
     except TypeError:
         return None
-
-
-def _accelerate_autocast() -> str | None:
-    from accelerate.state import AcceleratorState
-
-    name = AcceleratorState().mixed_precision
-    return {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}.get(name)

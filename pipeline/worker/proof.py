@@ -20,18 +20,40 @@ _AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 class AutocastProbe:
-    """Sees in which number format the model's first linear layer really computes."""
+    """Sees in which number format a layer really computes."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         self.dtype: str | None = None
-        layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
         self._hook = layer.register_forward_hook(self._look)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "AutocastProbe | None":
+        """Return a probe in the model's first linear layer; None for a model that has none."""
+        linear = (module for module in model.modules() if isinstance(module, nn.Linear))
+        layer = next(linear, None)
+        return cls(layer) if layer is not None else None
 
     def _look(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
         kind = output.device.type
         if torch.is_autocast_enabled(kind):
             self.dtype = _name(torch.get_autocast_dtype(kind))
         self._hook.remove()
+
+
+def installed_autocast(model: nn.Module) -> str | None:
+    """Return the number format of the autocast that is wrapped around the model's forward.
+
+    For a compiled model, whose graph a hook would break. It is what accelerate really put around
+    the function that runs, not its setting; the computation inside is not looked at.
+    """
+    function = getattr(model, "_orig_mod", model).forward
+    while function is not None:
+        for cell in getattr(function, "__closure__", None) or ():
+            context = cell.cell_contents
+            if isinstance(context, torch.autocast):
+                return _name(context.fast_dtype) if context._enabled else None
+        function = getattr(function, "__wrapped__", None)
+    return None
 
 
 def read_back(
@@ -53,6 +75,7 @@ def read_back(
         ),
         attention=str(getattr(getattr(model, "config", None), "_attn_implementation", "unknown")),
         compiled=bool(torch._dynamo.utils.counters["frames"]["ok"]),
+        float8_layers=sum(type(module).__name__.startswith("Float8") for module in model.modules()),
         micro_batch=args.train_batch_size,
         accumulation=args.gradient_accumulation_steps,
         parameters=sum(parameter.numel() for parameter in parameters),
@@ -89,6 +112,7 @@ def _comparisons(asked: Training, effective: Effective) -> Iterator[tuple[str, A
     yield "compile", asked.compile, effective.compiled
     yield "gradient_checkpointing", asked.gradient_checkpointing, effective.checkpointed_layers > 0
     yield "precision", _expected_autocast(asked), effective.autocast_dtype
+    yield "precision (float8 layers)", asked.precision == "fp8", effective.float8_layers > 0
     weights = "bfloat16" if asked.precision == "pure_bf16" else "float32"
     yield "precision (weights)", weights, effective.parameter_dtype
     yield "precision (tf32)", asked.precision == "tf32", effective.tf32

@@ -85,7 +85,7 @@ def trainer(folder: Path, *callbacks: TrainerCallback, rows: int = 24, **argumen
         "dataloader_pin_memory": False,
     }
     return Trainer(
-        model=model(),
+        model=arguments.pop("model", None) or model(),
         args=TrainingArguments(**(values | arguments)),
         train_dataset=Rows(rows),
         callbacks=list(callbacks),
@@ -156,6 +156,33 @@ def test_built_and_proven_tell_what_was_built(tmp_path: Path) -> None:
     assert built.arguments["optim"] == "adafactor"
     assert (proven.effective.micro_batch, proven.effective.accumulation) == (2, 3)
     assert "Adafactor" in proven.effective.optimizer
+
+
+class NoLinear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(200, 2)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.embedding(input_ids).mean(1)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_model_without_a_linear_layer_trains(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    trained = trainer(tmp_path, MemoryCallback(seen.append), bf16=True, model=NoLinear())
+    trained.train()
+    (proven,) = (event for event in seen if isinstance(event, Proven))
+    assert proven.effective.autocast_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("bf16", "dtype"), [(True, "bfloat16"), (False, None)])
+def test_autocast_of_a_compiled_model_is_read_back(
+    tmp_path: Path, bf16: bool, dtype: str | None
+) -> None:
+    seen = events(tmp_path, bf16=bf16, torch_compile=True, torch_compile_backend="eager")
+    (proven,) = (event for event in seen if isinstance(event, Proven))
+    assert (proven.effective.autocast_dtype, proven.effective.compiled) == (dtype, True)
 
 
 def test_adaptive_measurement_ends_once_the_throughput_is_known(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 from transformers import PreTrainedModel, TrainingArguments
 
@@ -11,7 +13,7 @@ from pipeline.config import RunConfig, Training, Workload
 from pipeline.errors import NotInEffectError
 from pipeline.record import Effective
 from pipeline.worker.models import build_model
-from pipeline.worker.proof import AutocastProbe, check, read_back
+from pipeline.worker.proof import AutocastProbe, check, installed_autocast, read_back
 
 SHOWN = Effective(
     parameter_dtype="float32",
@@ -53,7 +55,7 @@ IN_EFFECT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"gradient_checkpointing": True}, {"checkpointed_layers": 2}),
     ({"precision": "bf16"}, {"autocast_dtype": "bfloat16"}),
     ({"precision": "fp16"}, {"autocast_dtype": "float16"}),
-    ({"precision": "fp8"}, {"autocast_dtype": "bfloat16"}),
+    ({"precision": "fp8"}, {"autocast_dtype": "bfloat16", "float8_layers": 2}),
     ({"precision": "tf32"}, {"tf32": True}),
     ({"precision": "pure_bf16"}, {"parameter_dtype": "bfloat16"}),
     ({"compile": True}, {"compiled": True}),
@@ -90,6 +92,7 @@ def test_any_class_may_stand_behind_other_names_of_the_trainer(config: RunConfig
         ("precision", {"autocast_dtype": "bfloat16"}),
         ("precision (weights)", {"parameter_dtype": "bfloat16"}),
         ("precision (tf32)", {"tf32": True}),
+        ("precision (float8 layers)", {"float8_layers": 2}),
         ("compile", {"compiled": True}),
         ("attention", {"attention": "sdpa"}),
         ("micro_batch", {"micro_batch": 2}),
@@ -104,6 +107,11 @@ def test_effect_that_nobody_asked_for_raises_by_name(
     with pytest.raises(NotInEffectError) as caught:
         check(config, showing(**shown), SMALL)
     assert str(caught.value).startswith(f"{name}=")
+
+
+def test_fp8_without_a_layer_that_computes_in_it_raises(config: RunConfig) -> None:
+    with pytest.raises(NotInEffectError, match="float8 layers"):
+        check(asking(config, precision="fp8"), showing(autocast_dtype="bfloat16"), SMALL)
 
 
 def test_message_names_what_was_asked_and_what_is_there(config: RunConfig) -> None:
@@ -204,9 +212,35 @@ def test_checkpointed_layers_are_counted_on_the_model(tiny_model: str) -> None:
     assert (shown.checkpointed_layers, shown.attention) == (2, "sdpa")
 
 
+def test_float8_layers_are_counted() -> None:
+    class Float8Linear(nn.Linear):  # as torchao's is called
+        pass
+
+    model = nn.Sequential(Float8Linear(8, 8), nn.Linear(8, 8), Float8Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters())
+    assert read_back(model, optimizer, arguments(), None).float8_layers == 2
+
+
+def test_autocast_around_a_compiled_model_is_the_one_that_is_there_not_the_setting() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+        prepared = accelerator.prepare_model(nn.Linear(8, 8))
+        with_it: Any = torch.compile(prepared, backend="eager")
+        without_it: Any = torch.compile(nn.Linear(8, 8), backend="eager")
+        assert installed_autocast(with_it) == "bfloat16"
+        assert installed_autocast(without_it) is None
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_model_without_a_linear_layer_has_no_probe() -> None:
+    assert AutocastProbe.of(nn.Sequential(nn.Conv1d(1, 1, 1))) is None
+
+
 def test_probe_sees_the_format_of_the_computation() -> None:
     model = nn.Sequential(nn.Linear(8, 8))
-    probe = AutocastProbe(model)
+    probe = AutocastProbe(model[0])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(torch.ones(1, 8))
     assert probe.dtype == "bfloat16"
@@ -214,13 +248,13 @@ def test_probe_sees_the_format_of_the_computation() -> None:
 
 def test_probe_sees_no_format_without_autocast() -> None:
     model = nn.Sequential(nn.Linear(8, 8))
-    probe = AutocastProbe(model)
+    probe = AutocastProbe(model[0])
     model(torch.ones(1, 8))
     assert probe.dtype is None
 
 
 def test_probe_looks_once() -> None:
     model = nn.Sequential(nn.Linear(8, 8))
-    AutocastProbe(model)
+    AutocastProbe(model[0])
     model(torch.ones(1, 8))
     assert not model[0]._forward_hooks
