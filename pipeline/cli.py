@@ -14,8 +14,8 @@ from rich.text import Text
 from pipeline import processes
 from pipeline.config import DEFAULT_PRESET, DEFAULT_WORKLOAD, FIELDS, GROUPS, RunConfig
 from pipeline.errors import ConfigError, Interrupted, TrackingError
-from pipeline.preflight import default_workload, prepare
-from pipeline.presets import named_workload, resolve
+from pipeline.preflight import default_workload, look, with_device
+from pipeline.presets import asked_for, resolve
 
 BAD_INPUT, NOT_COMPLETED, NOT_LOGGED, INTERRUPTED = 2, 3, 4, 130
 
@@ -110,16 +110,19 @@ def _configuration(
     preset: str, workload: str, settings: dict[str, str], extra: Sequence[str]
 ) -> RunConfig:
     """Return the checked configuration; say in one line what `auto` came to mean."""
+    why = ""
     if workload == DEFAULT_WORKLOAD:
-        named = named_workload(preset)
+        named = asked_for(preset, "workload")
+        device = settings.get("device") or asked_for(preset, "device") or "auto"
         workload, why = (
             (named, f"workload=auto: {named}, as the preset's file says")
             if named
-            else default_workload(settings.get("device", "auto"))
+            else default_workload(device)
         )
+    config = resolve(preset, workload, settings | _unknown_options(extra), look)
+    if why:
         console.print(why, highlight=False)
-    config = resolve(preset, workload, settings | _unknown_options(extra))
-    return prepare(config)
+    return with_device(config)
 
 
 def _unknown_options(words: Sequence[str]) -> dict[str, str]:
@@ -129,7 +132,9 @@ def _unknown_options(words: Sequence[str]) -> dict[str, str]:
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
             following = words[index + 1] if index + 1 < len(words) else ""
-            found[name] = value or ("" if following.startswith("--") else following)
+            found[name.replace("-", "_")] = value or (
+                "" if following.startswith("--") else following
+            )
         elif index == 0 or not words[index - 1].startswith("--"):
             found[word] = ""
     return found

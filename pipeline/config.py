@@ -109,7 +109,7 @@ class Workload(Settings):
     max_steps: Annotated[PositiveInt | None, Unset] = Field(
         None, description="optimizer steps; overrides epochs"
     )
-    seed: int = Field(42, ge=0, description="of weights, data order and dropout")
+    seed: int = Field(42, ge=0, lt=2**32, description="of weights, data order and dropout")
 
 
 class Training(Settings):
@@ -156,7 +156,11 @@ class Measurement(Settings):
     memory_limit_mib: Annotated[PositiveInt | None, Unset] = Field(
         None, description="pretend that the GPU has no more than this"
     )
-    warmup_steps: int = Field(3, ge=1, description="first steps that never count as speed")
+    warmup_steps: int = Field(
+        3,
+        ge=1,
+        description="first steps that never count as speed; not the learning rate's warm-up",
+    )
     period_ms: PositiveFloat = Field(8.0, description="time between two memory readings")
     stall_timeout: PositiveFloat = Field(
         900.0, description="seconds without a finished step after which the training is ended"

@@ -1,7 +1,7 @@
 """Settings from files: YAML read, and every problem noted with its place."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,13 @@ class Layer(NamedTuple):
 
     place: str
     values: Mapping[str, Any]
+
+
+class Finding(NamedTuple):
+    """A problem of settings that are each good, and which settings it is about."""
+
+    settings: Collection[str]
+    problem: str
 
 
 class Problems:

@@ -13,3 +13,11 @@ def shipped(kind: str, name: str) -> Path:
 def names(kind: str) -> list[str]:
     """Return the names of the files that ship in `params/KIND`."""
     return sorted(path.stem for path in (PARAMS / kind).iterdir())
+
+
+def is_file(name: str) -> bool:
+    """Return whether there is such a file; a name that none can have is none."""
+    try:
+        return Path(name).is_file()
+    except OSError:
+        return False

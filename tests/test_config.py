@@ -42,6 +42,13 @@ def test_value_that_is_no_choice_is_refused(model: Any, name: str, value: str) -
         model.model_validate({name: value})
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seed_that_numpy_does_not_take_is_refused(seed: int) -> None:
+    with pytest.raises(ValidationError, match="seed"):
+        Workload(seed=seed)
+    assert Workload(seed=2**32 - 1)
+
+
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
 def test_device_can_be_named(device: str) -> None:
     assert Measurement(device=device).device == device

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "pipeline"
 # What each module may import from `pipeline`. L0 first: nothing there looks upward.
 ALLOWED: dict[str, set[str]] = {
     "config": set(),
+    "datafiles": set(),
     "errors": set(),
     "paths": set(),
     "processes": {"errors"},
@@ -28,8 +29,9 @@ ALLOWED: dict[str, set[str]] = {
     "progress": {"record", "recorder"},
     "layers": {"errors", "paths"},
     "reserved": {"layers"},
-    "presets": {"config", "errors", "layers", "paths", "reserved"},
-    "preflight": {"config", "errors", "nvml", "paths"},
+    "merge": {"config", "layers", "reserved"},
+    "presets": {"config", "errors", "layers", "merge", "paths", "reserved"},
+    "preflight": {"config", "datafiles", "errors", "layers", "nvml", "paths"},
     "doctor": {"nvml"},
     "launcher": {"config", "errors", "record", "recorder", "worker.start"},
     "tracking": {"config", "curves", "errors", "processes", "record", "stores"},
@@ -68,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker.steps": {"record"},
     "worker.memory": {"nvml", "record"},
     "worker.models": {"config", "errors", "paths"},
-    "worker.data": {"config", "errors", "worker.models"},
+    "worker.data": {"config", "datafiles", "errors", "worker.models"},
     "worker.flops": {"config", "worker.models"},
     "worker.support": {"config", "errors"},
     "worker.proof": {"config", "errors", "record"},
@@ -109,7 +111,7 @@ OWNERS = {
     "pynvml": {"nvml"},
     "matplotlib": {"figures"},
     "yaml": {"layers", "artifacts"},
-    "pydantic": {"config", "record", "presets"},
+    "pydantic": {"config", "record", "merge"},
     "bitsandbytes": {"worker.training"},
 }
 TRAINING_LIBRARIES = {"torch", "transformers", "datasets", "accelerate", "bitsandbytes"}

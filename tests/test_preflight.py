@@ -91,17 +91,71 @@ def test_data_without_rows_is_refused_by_file(
 )
 def test_rows_of_json_are_counted(asked: Resolve, tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    prepare(asked(data=str(tmp_path / name), micro_batch=2))
-    [problem] = problems(asked(data=str(tmp_path / name), micro_batch=3))
+    prepare(asked(task="causal-lm", data=str(tmp_path / name), micro_batch=2))
+    [problem] = problems(asked(task="causal-lm", data=str(tmp_path / name), micro_batch=3))
     assert "2 rows" in problem
 
 
 def test_rows_of_parquet_are_counted(asked: Resolve, tmp_path: Path) -> None:
     path = tmp_path / "d.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", "c"]}), path)
-    prepare(asked(data=str(path), micro_batch=3))
-    [problem] = problems(asked(data=str(path), micro_batch=4))
+    prepare(asked(task="causal-lm", data=str(path), micro_batch=3))
+    [problem] = problems(asked(task="causal-lm", data=str(path), micro_batch=4))
     assert "3 rows" in problem
+
+
+def table_of(path: Path, *rows: dict[str, Any]) -> str:
+    """Write the same rows in the form that the file's name asks for."""
+    if path.suffix == ".csv":
+        lines = [list(rows[0]), *(row.values() for row in rows)]
+        path.write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
+    elif path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text(json.dumps(rows))
+    return str(path)
+
+
+FORMS = ["d.csv", "d.parquet", "d.jsonl", "d.json"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_data_without_the_columns_is_refused_with_those_it_has(
+    asked: Resolve, tmp_path: Path, form: str
+) -> None:
+    data = table_of(tmp_path / form, {"a": 1, "b": 2})
+    text, label = problems(asked(data=data, micro_batch=1))
+    assert "has the columns a, b; one of them has to be named text or sentence or content" in text
+    assert label.endswith("label or labels")
+    [problem] = problems(asked(data=data, micro_batch=1, task="masked-lm"))
+    assert problem == text
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_more_labels_than_the_model_tells_apart_are_refused(
+    asked: Resolve, tmp_path: Path, tiny_model: str, form: str
+) -> None:
+    rows = [{"text": "a", "label": number} for number in (0, 1, 1, 2)]
+    data = table_of(tmp_path / form, *rows)
+    [problem] = problems(asked(data=data))
+    assert "3 different labels, the model tells 2 apart" in problem
+    prepare(asked(data=data, samples=3, micro_batch=1))
+    prepare(asked(data=data, task="causal-lm"))
+    three = tmp_path / "three.json"
+    three.write_text(json.dumps(json.loads(Path(tiny_model).read_text()) | {"num_labels": 3}))
+    prepare(asked(data=data, model=str(three), seq_len=32))
+
+
+def test_label_that_is_written_two_ways_is_one(asked: Resolve, tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": label} for label in ("1", "1.0", "0", "")]
+    prepare(asked(data=table_of(tmp_path / "d.csv", *rows), micro_batch=1))
+
+
+def test_object_of_several_lines_is_left_to_the_loader(asked: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{\n"text": "a",\n"label": 0}\n')
+    prepare(asked(data=str(tmp_path / "d.jsonl"), micro_batch=1))
 
 
 @pytest.mark.parametrize(

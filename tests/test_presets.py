@@ -1,6 +1,6 @@
 """Names, files and values become one configuration, or every problem at once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import yaml
 from pipeline.artifacts import config_yaml
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
+from pipeline.layers import Finding
 from pipeline.paths import PARAMS, names
-from pipeline.presets import named_workload, read_ladder, resolve
+from pipeline.presets import asked_for, read_ladder, resolve
 
 Write = Callable[[str, str], str]
 
@@ -172,6 +173,11 @@ def test_stack_of_a_name_and_a_file_composes(write: Write) -> None:
     assert config.preset.name == "bf16+mine"
 
 
+def test_path_may_hold_a_plus(write: Write) -> None:
+    config = resolve(write("mine+yours.yaml", "precision: bf16"), "article", {})
+    assert (config.training.precision, config.preset.name) == ("bf16", "mine+yours")
+
+
 # The same value, written differently
 
 
@@ -230,6 +236,30 @@ def test_unknown_key_of_a_file_is_refused_with_the_file(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("weight_decay", "set it in training_arguments"),
+        ("report_to", "the run is logged by this project"),
+        ("bf16", "set precision"),
+    ],
+)
+def test_argument_of_the_trainer_is_told_its_place(key: str, told: str) -> None:
+    [problem] = problems(overrides={key: "1"})
+    assert problem.startswith(f"command line: unknown key {key!r}: {told}")
+
+
+@pytest.mark.parametrize("text", ["preset: bf16", "workload: article"])
+def test_choice_that_a_workload_file_cannot_make_is_refused(write: Write, text: str) -> None:
+    [problem] = problems(workload=write("w.yaml", text))
+    assert "unknown key" in problem
+
+
+def test_preset_that_names_another_preset_is_refused(write: Write) -> None:
+    [problem] = problems(write("p.yaml", "preset: bf16"))
+    assert "unknown key 'preset'" in problem
+
+
+@pytest.mark.parametrize(
     ("preset", "workload", "near"), [("fp61", "laptop", "fp16"), ("adamw", "labtop", "laptop")]
 )
 def test_unknown_name_is_refused_with_the_nearest_one(
@@ -252,6 +282,31 @@ def test_all_problems_are_told_at_once(write: Write) -> None:
     told = ["fp61", "labtop", "unheard", "micro_batch=0", "precision='fp17'", "seq_len='-5'"]
     assert [word for word in [*told, "bf16"] if not any(word in p for p in found)] == []
     assert len(found) == 7
+
+
+def look(config: RunConfig) -> Iterator[Finding]:
+    """Find that no rate goes with any number of samples."""
+    yield Finding(("samples", "learning_rate"), f"{config.workload.samples} samples")
+
+
+def test_what_is_found_in_the_result_is_told_with_the_rest() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("adamw", "laptop", {"micro_batch": "-1"}, look)
+    assert [("micro_batch" in p, "256 samples" in p) for p in caught.value.problems] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workload", "overrides"), [("laptop", {"samples": "-1"}), ("labtop", {"samples": "8"})]
+)
+def test_nothing_is_found_in_settings_that_are_not_known(
+    workload: str, overrides: Mapping[str, Any]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("adamw", workload, overrides, look)
+    assert len(caught.value.problems) == 1
 
 
 @pytest.mark.parametrize("name", ["micro_batch", "accumulation", "effective_batch"])
@@ -376,6 +431,24 @@ def test_effective_batch_uses_the_micro_batch_of_the_preset() -> None:
     assert (training.micro_batch, training.accumulation) == (1, 16)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"effective_batch": "8.0", "micro_batch": "4.0", "accumulation": "02"},
+        {"effective_batch": 8.0, "micro_batch": 4},
+    ],
+)
+def test_batches_are_numbers_however_they_are_written(overrides: Mapping[str, Any]) -> None:
+    training = resolve("adamw", "laptop", overrides).training
+    assert (training.micro_batch, training.accumulation) == (4, 2)
+
+
+@pytest.mark.parametrize("value", ["1.5", "many", "", True])
+def test_effective_batch_that_is_no_whole_number_is_refused(value: Any) -> None:
+    [problem] = problems(overrides={"effective_batch": value})
+    assert problem.endswith(f"effective_batch={value}: expected a whole number above 0")
+
+
 def test_effective_batch_that_is_no_multiple_is_refused() -> None:
     [problem] = problems(overrides={"micro_batch": "3", "effective_batch": "16"})
     assert "effective_batch=16: expected a multiple of micro_batch=3" in problem
@@ -405,7 +478,7 @@ def test_configuration_of_a_run_repeats_it(
 def test_file_of_an_earlier_run_names_its_workload(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(config_yaml(resolve("checkpointing", "article", {})))
-    named = named_workload(str(path))
+    named = asked_for(str(path), "workload")
     assert named == "article"
     assert resolve(str(path), named, {}) == resolve("checkpointing", "article", {})
 
@@ -417,8 +490,9 @@ def test_workload_that_only_an_earlier_run_knew_is_a_name(tmp_path: Path) -> Non
 
 
 def test_number_written_two_ways_is_no_contradiction(tmp_path: Path) -> None:
-    for name, rate in (("a", "5e-5"), ("b", "0.00005")):
-        (tmp_path / f"{name}.yaml").write_text(f"learning_rate: {rate}\n")
+    for name, rate, batch in (("a", "5e-5", 8), ("b", "0.00005", "'08'")):
+        text = f"learning_rate: {rate}\neffective_batch: {batch}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
     stack = f"{tmp_path / 'a.yaml'}+{tmp_path / 'b.yaml'}"
     assert resolve(stack, "laptop", {}).training.learning_rate == 5e-5
 

@@ -8,14 +8,12 @@ import numpy as np
 from transformers import PretrainedConfig
 
 from pipeline.config import Workload
+from pipeline.datafiles import LABEL_COLUMNS, LOADERS, TEXT_COLUMNS
 from pipeline.errors import UnsupportedError
 from pipeline.worker.models import load_tokenizer
 
 # The article draws ids from [100, 30000); BERT's first hundred are special tokens.
 _FIRST_ID, _END_ID = 100, 30_000
-_LOADERS = {".csv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-_TEXT_COLUMNS = ("text", "sentence", "content")
-_LABEL_COLUMNS = ("label", "labels")
 
 
 def build_dataset(workload: Workload, config: PretrainedConfig) -> datasets.Dataset:
@@ -41,12 +39,12 @@ def _random(workload: Workload, vocab_size: int) -> datasets.Dataset:
 
 def _from_file(workload: Workload, config: PretrainedConfig) -> datasets.Dataset:
     path = Path(workload.data)
-    rows = datasets.load_dataset(_LOADERS[path.suffix], data_files=str(path), split="train")
+    rows = datasets.load_dataset(LOADERS[path.suffix], data_files=str(path), split="train")
     rows = rows.select(range(min(len(rows), workload.samples)))
-    text = _column(path, rows, _TEXT_COLUMNS)
+    text = _column(path, rows, TEXT_COLUMNS)
     encode = _encoder(workload, config)
     if workload.task == "sequence-classification":
-        label = _column(path, rows, _LABEL_COLUMNS)
+        label = _column(path, rows, LABEL_COLUMNS)
         codes = {value: index for index, value in enumerate(sorted(set(rows[label])))}
         if len(codes) > (config.num_labels or 0):
             raise UnsupportedError(

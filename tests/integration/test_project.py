@@ -237,7 +237,7 @@ def test_precision_that_the_cpu_lacks_is_unsupported(
     [
         ({"micro_batch": "0", "precison": "bf16"}, ("micro_batch='0'", "precison")),
         ({"preset": "fp16+bf16"}, ("contradict",)),
-        ({"data": "missing.csv"}, ("missing.csv", "No such file")),
+        ({"data": "missing.csv", "micro_batch": "-1"}, ("No such file", "micro_batch='-1'")),
     ],
 )
 def test_bad_input_is_refused_at_once_and_nothing_is_created(
