@@ -4,6 +4,7 @@ import tempfile
 import threading
 import time
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import torch
@@ -64,51 +65,69 @@ def main(config_json: str, connection: Connection, requested: float) -> None:
 
 
 def _measure(config: RunConfig, stream: Stream, requested: float) -> Finished:
-    measurement = config.measurement
     before = used_before()
     require(config)
-    device = torch.device("cpu" if measurement.device == "cpu" else "cuda:0")
+    device = torch.device("cpu" if config.measurement.device == "cpu" else "cuda:0")
     with reader(device, before) as (read, described, warning):
         origin = time.perf_counter()
-        stream.post(
-            Started(
-                device=described,
-                memory_source=read.source,
-                versions=versions(),
-                clock=origin,
-                requested=requested,
-            )
-        )
+        first = {"device": described, "versions": versions(), "memory_source": read.source}
+        stream.post(Started(**first, clock=origin, requested=requested))
         if warning:
             stream.post(Warned(message=warning))
-        if measurement.memory_limit_mib and described.total_bytes:
-            _limit_memory(measurement.memory_limit_mib * MIB, described.total_bytes, read())
 
         def prove(proven: Proven, model: torch.nn.Module) -> None:
             for message in check(config, proven.effective, model):
                 stream.post(Warned(message=message))
 
+        measurement = config.measurement
         callback = MemoryCallback(stream.post, origin, measurement=measurement, on_proven=prove)
-        with (
-            MemoryMonitor(read, measurement.period_ms / 1e3, stream.flush, origin),
-            tempfile.TemporaryDirectory() as output_dir,
-        ):
-            transformers.set_seed(config.workload.seed)
-            trainer = build_trainer(config, device, callback, output_dir)
-            metrics = trainer.train().metrics
-            _prove_allocator(config.training.alloc_conf, device)
-        if callback.peaks:
-            callback.peaks.lap()
-        return Finished(
-            outcome=Outcome.COMPLETED,
-            metrics=metrics,
-            end_device_bytes=read()[1],
-            peak_allocated_bytes=callback.peaks.allocated if callback.peaks else None,
-            peak_reserved_bytes=callback.peaks.reserved if callback.peaks else None,
-            flops_per_sample=flops_per_sample(config.workload),
-            peak_flops=peak_flops(described.name, config.training.precision),
-            memory_source=read.source,
-        )
+        try:
+            if measurement.memory_limit_mib and described.total_bytes:
+                _limit_memory(measurement.memory_limit_mib * MIB, described.total_bytes, read())
+            with MemoryMonitor(read, measurement.period_ms / 1e3, stream.flush, origin):
+                metrics = _train(config, device, callback)
+            finished = Finished(
+                outcome=Outcome.COMPLETED,
+                metrics=metrics,
+                end_device_bytes=read()[1],
+                flops_per_sample=_flops(config, stream),
+                peak_flops=peak_flops(described.name, config.training.precision),
+            )
+        except Exception as error:
+            traceback.print_exc()
+            finished = _failure(error)
+        last = {"memory_source": read.source, **_allocator_peaks(callback)}
+        return finished.model_copy(update=last)
+
+
+def _train(config: RunConfig, device: torch.device, callback: MemoryCallback) -> dict[str, float]:
+    """Build and run the training; return the Trainer's own summary."""
+    with tempfile.TemporaryDirectory() as output_dir:
+        transformers.set_seed(config.workload.seed)
+        trainer = build_trainer(config, device, callback, output_dir)
+        metrics = trainer.train().metrics
+        _prove_allocator(config.training.alloc_conf, device)
+    return metrics
+
+
+def _flops(config: RunConfig, stream: Stream) -> float | None:
+    """Count operations. Whatever fails in that must not cost the measurement, which is over."""
+    try:
+        return flops_per_sample(config.workload)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        message = f"no tflops and no mfu: counting failed: {type(error).__name__}: {reason}"
+        stream.post(Warned(message=message))
+        return None
+
+
+def _allocator_peaks(callback: MemoryCallback) -> dict[str, int]:
+    peaks = callback.peaks
+    if peaks is None:
+        return {}
+    with suppress(RuntimeError):  # after some errors CUDA answers no more; earlier steps' remain
+        peaks.lap()
+    return {"peak_allocated_bytes": peaks.allocated, "peak_reserved_bytes": peaks.reserved}
 
 
 def _limit_memory(limit_bytes: int, total_bytes: int, reading: Reading) -> None:
