@@ -72,11 +72,17 @@ def usage_by_uuid(api: Any = pynvml) -> dict[str, DeviceUsage]:
 class GpuReader:
     """Reads one device, found by the UUID that CUDA reports for it. Needs an open `session`.
 
-    `before` is what `usage_by_uuid` said before this process made its context on the device.
+    `before` is what `usage_by_uuid` said before this process made its context on the device. Where
+    nobody looked then, our share is what the driver says, or at least `held` bytes.
     """
 
     def __init__(
-        self, cuda_uuid: str, before: Mapping[str, DeviceUsage], pid: int, api: Any = pynvml
+        self,
+        cuda_uuid: str,
+        before: Mapping[str, DeviceUsage],
+        pid: int,
+        held: int = 0,
+        api: Any = pynvml,
     ) -> None:
         self._api = api
         self._handle, self.uuid = _find(api, cuda_uuid)
@@ -93,7 +99,7 @@ class GpuReader:
         """Whether the device's rise was ever clearly above the process figure."""
         known = before.get(self.uuid)
         self._others_before = _others(known or usage, self.pid)
-        self._used_before = known.used if known else usage.used - (own or 0)
+        self._used_before = known.used if known else usage.used - (own or held)
 
     def usage(self) -> DeviceUsage:
         """Read the device once: two calls of 8 microseconds each."""

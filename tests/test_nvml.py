@@ -118,7 +118,7 @@ def started(driver: Driver, card: Card, own: int | None, **more: int) -> nvml.Gp
     assert card.processes is not None
     card.processes[PID] = own
     card.used += own or more.get("context", 0)
-    return nvml.GpuReader(card.uuid.partition("-")[2], before, PID, driver)
+    return nvml.GpuReader(card.uuid.partition("-")[2], before, PID, api=driver)
 
 
 # Which card
@@ -136,7 +136,7 @@ def test_card_is_the_one_that_cuda_means_and_not_the_one_of_that_number(
 
 def test_card_that_cannot_be_matched_is_an_error_that_names_it(driver: Driver) -> None:
     with pytest.raises(LookupError, match="33333333"):
-        nvml.GpuReader("33333333", {}, PID, driver)
+        nvml.GpuReader("33333333", {}, PID, api=driver)
 
 
 def test_instance_of_a_divided_card_is_found(driver: Driver, h200: Card) -> None:
@@ -202,7 +202,7 @@ def test_without_a_process_list_the_devices_rise_counts(driver: Driver, h200: Ca
     before = nvml.usage_by_uuid(driver)
     h200.processes = None
     h200.used += 500 * MIB
-    reader = nvml.GpuReader(H200, before, PID, driver)
+    reader = nvml.GpuReader(H200, before, PID, api=driver)
     assert reader.taken(reader.usage()) == 500 * MIB
 
 
@@ -259,7 +259,7 @@ def test_card_that_was_not_read_before_begins_without_ours(driver: Driver, h200:
     assert h200.processes is not None
     h200.processes[PID] = 500 * MIB
     h200.used += 500 * MIB
-    reader = nvml.GpuReader(H200, {}, PID, driver)
+    reader = nvml.GpuReader(H200, {}, PID, api=driver)
     h200.used += 100 * MIB
     assert reader.taken(reader.usage()) == 600 * MIB
 
@@ -274,7 +274,18 @@ def foreign(driver: Driver, card: Card, *new: int) -> nvml.GpuReader:
     for pid in new:
         card.processes[pid] = 500 * MIB
         card.used += 500 * MIB
-    return nvml.GpuReader(card.uuid.partition("-")[2], before, PID, driver)
+    return nvml.GpuReader(card.uuid.partition("-")[2], before, PID, api=driver)
+
+
+@pytest.mark.parametrize("own", [1500 * MIB, None])
+def test_what_a_script_held_before_its_training_is_its_own(
+    driver: Driver, h200: Card, own: int | None
+) -> None:
+    h200.used += 1500 * MIB  # context and model
+    h200.processes = {PID: own}
+    reader = nvml.GpuReader(H200, {}, PID, held=1000 * MIB, api=driver)
+    h200.processes, h200.used = {PID: own and own + 300 * MIB}, h200.used + 300 * MIB
+    assert reader.taken(reader.usage()) == (1800 * MIB if own else 1300 * MIB)
 
 
 def test_the_one_new_process_is_ours_under_whatever_number(driver: Driver, h200: Card) -> None:

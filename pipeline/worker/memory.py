@@ -179,7 +179,8 @@ def reader(
         properties = torch.cuda.get_device_properties(device)
         uuid, warning, gpu = str(properties.uuid), None, None
         try:
-            gpu = nvml.GpuReader(uuid, before, psutil.Process().pid) if available else None
+            held = torch.cuda.memory_reserved(device)
+            gpu = nvml.GpuReader(uuid, before, os.getpid(), held) if available else None
             warning = gpu.warning if gpu else None
         except LookupError as error:
             warning = f"no NVML memory curve: {error}"

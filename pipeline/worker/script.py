@@ -11,7 +11,7 @@ import torch
 from pipeline.config import Measurement
 from pipeline.record import Event, Finished, Outcome, Started, Warned
 from pipeline.recorder import Recorder
-from pipeline.worker.memory import AllocatorPeaks, MemoryMonitor, reader, used_before
+from pipeline.worker.memory import AllocatorPeaks, MemoryMonitor, reader
 from pipeline.worker.versions import versions
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class ScriptSession:
         from pipeline.script_run import RunLogger
 
         self._logger = RunLogger.for_active_run(time.time() - time.perf_counter() + self._origin)
-        read, described, warning = self._resources.enter_context(reader(device, used_before()))
+        # Nothing from before: model and context are there, and the driver tells our own share.
+        read, described, warning = self._resources.enter_context(reader(device, {}))
         self.handle(
             Started(
                 device=described,
