@@ -86,7 +86,9 @@ class GpuReader:
     ) -> None:
         self._api = api
         self._handle, self.uuid = _find(api, cuda_uuid)
-        usage = self.usage()
+        usage = _usage(api, self._handle)
+        self._seen = set(usage.processes) | {pid}
+        self._late: dict[int, Process] = {}
         new = _new_processes(usage, before.get(self.uuid))
         self.pid = pid if pid in usage.processes else new.pop() if len(new) == 1 else None
         """Our number in the driver's list; in a container it can be another than our own."""
@@ -103,7 +105,22 @@ class GpuReader:
 
     def usage(self) -> DeviceUsage:
         """Read the device once: two calls of 8 microseconds each."""
-        return _usage(self._api, self._handle)
+        usage = _usage(self._api, self._handle)
+        for pid, count in usage.processes.items():
+            if pid not in self._seen:
+                self._note(pid, count or 0)
+        return usage
+
+    def _note(self, pid: int, count: int) -> None:
+        """Remember a process that came later, by its name while it lives, at its largest."""
+        known = self._late.get(pid)
+        if known is None or count > (known.bytes or 0):
+            name = known.name if known else _process_name(pid)
+            self._late[pid] = Process(pid=pid, name=name, bytes=count or None)
+
+    def late_comers(self) -> tuple[Process, ...]:
+        """Name the others that came onto the device since the reader was made."""
+        return tuple(self._late.values())
 
     def taken(self, usage: DeviceUsage) -> int:
         """Return the bytes that this process takes from others.
@@ -124,7 +141,7 @@ class GpuReader:
 
     def other_processes(self) -> tuple[Process, ...]:
         """Name the others that hold memory of this device."""
-        usage = self.usage()
+        usage = _usage(self._api, self._handle)
         return tuple(
             Process(pid=pid, name=_process_name(pid), bytes=count)
             for pid, count in sorted(usage.processes.items())

@@ -325,6 +325,21 @@ def test_other_processes_on_the_card_are_named(driver: Driver, h200: Card) -> No
     assert gone == Process(pid=2**30, name="unknown", bytes=None)
 
 
+def test_process_that_comes_later_is_remembered_at_its_largest(driver: Driver, h200: Card) -> None:
+    assert h200.processes is not None
+    h200.processes[OTHER] = 200 * MIB
+    reader = started(driver, h200, 500 * MIB)
+    late = os.getpid()
+    for count in (100 * MIB, 300 * MIB, None):
+        h200.processes[late] = count
+        reader.usage()
+    del h200.processes[late], h200.processes[OTHER]
+    reader.usage()
+    [found] = reader.late_comers()
+    assert (found.pid, found.bytes) == (late, 300 * MIB)
+    assert found.name != "unknown"
+
+
 # No driver
 
 

@@ -96,6 +96,8 @@ def _measure(config: RunConfig, stream: Stream, requested: float) -> Finished:
         except Exception as error:
             traceback.print_exc()
             finished = _failure(error)
+        for message in read.late_comers():
+            stream.post(Warned(message=message))
         last = {"memory_source": read.source, **_allocator_peaks(callback)}
         return finished.model_copy(update=last)
 

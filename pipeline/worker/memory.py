@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from pipeline import nvml
-from pipeline.record import Device, MemorySample, MemorySource, Samples
+from pipeline.record import MIB, Device, MemorySample, MemorySource, Samples
 
 Reading = tuple[int | None, int | None, int | None, int | None]
 """process, device, allocated, reserved: bytes, or None where there is no such figure."""
@@ -103,6 +103,10 @@ class CpuReader:
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._start = self._private()
 
+    def late_comers(self) -> tuple[str, ...]:
+        """Say nothing: what other processes hold is theirs, here."""
+        return ()
+
     def _private(self) -> int:
         if self._statm is None:
             return int(psutil.Process().memory_full_info().uss)
@@ -126,6 +130,14 @@ class CudaReader:
         if self._gpu is None:
             return None
         return "nvml_process" if self._gpu.sees_process and not self._gpu.managed else "nvml_device"
+
+    def late_comers(self) -> tuple[str, ...]:
+        """Say which other processes came onto the device meanwhile: they spoil the measurement."""
+        return tuple(
+            f"another process came onto the device: {other.name} ({other.pid}) with "
+            + (f"{other.bytes / MIB:.0f} MiB" if other.bytes else "an unknown share")
+            for other in (self._gpu.late_comers() if self._gpu else ())
+        )
 
     def __call__(self) -> Reading:
         process = device = allocated = reserved = None

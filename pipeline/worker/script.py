@@ -65,6 +65,8 @@ class ScriptSession:
             return
         device = self._read()[1]
         self._resources.close()
+        for message in self._read.late_comers():
+            self.handle(Warned(message=message))
         logger, self._logger = self._logger, None
         completed = Finished(
             outcome=Outcome.COMPLETED,

@@ -9,6 +9,7 @@ import torch
 from pipeline.presets import resolve
 from pipeline.record import Event, Finished, Outcome, Started, Warned
 from pipeline.worker import entry
+from pipeline.worker.memory import CpuReader
 
 
 class Connection:
@@ -89,6 +90,16 @@ def test_training_that_runs_out_of_memory_keeps_the_allocators_peaks(
     assert isinstance(finished, Finished)
     assert finished.outcome is Outcome.OUT_OF_MEMORY
     assert (finished.peak_allocated_bytes, finished.peak_reserved_bytes) == kept
+
+
+def test_processes_that_came_later_are_warned_of_after_a_failure_too(
+    run: Callable[[], list[Event]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "build_trainer", fail)
+    monkeypatch.setattr(CpuReader, "late_comers", lambda self: ("another process came",))
+    assert [event.message for event in run() if isinstance(event, Warned)] == [
+        "another process came"
+    ]
 
 
 def test_training_that_fails_before_it_has_peaks_has_none(

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import psutil
@@ -11,8 +12,15 @@ import pynvml
 import pytest
 import torch
 
-from pipeline.record import MemorySample, Samples
-from pipeline.worker.memory import CpuReader, MemoryMonitor, Reading, reader, used_before
+from pipeline.record import MemorySample, Process, Samples
+from pipeline.worker.memory import (
+    CpuReader,
+    CudaReader,
+    MemoryMonitor,
+    Reading,
+    reader,
+    used_before,
+)
 
 MB = 1_000_000
 PERIOD_SECONDS = 0.005
@@ -179,6 +187,25 @@ def test_cpu_reader_never_reads_below_zero() -> None:
     read = CpuReader()
     del held
     assert read()[0] == 0
+
+
+class Gpu:
+    """As nvml.GpuReader, which has its own tests."""
+
+    def late_comers(self) -> tuple[Process, ...]:
+        return (
+            Process(pid=7, name="python", bytes=300 * 1024**2),
+            Process(pid=8, name="Xorg", bytes=None),
+        )
+
+
+def test_processes_that_came_later_are_told_with_their_share() -> None:
+    gpu: Any = Gpu()
+    assert CudaReader(gpu).late_comers() == (
+        "another process came onto the device: python (7) with 300 MiB",
+        "another process came onto the device: Xorg (8) with an unknown share",
+    )
+    assert CudaReader(None).late_comers() == ()
 
 
 def test_cpu_is_named_as_such() -> None:

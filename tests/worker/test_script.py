@@ -21,6 +21,9 @@ class Reader:
     def __call__(self) -> tuple[int | None, int | None, int | None, int | None]:
         return 7, 9, None, None
 
+    def late_comers(self) -> tuple[str, ...]:
+        return ("another process came",)
+
 
 class Logger:
     """As RunLogger, for a run that is not there."""
