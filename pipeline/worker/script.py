@@ -68,15 +68,15 @@ class ScriptSession:
         for message in self._read.late_comers():
             self.handle(Warned(message=message))
         logger, self._logger = self._logger, None
-        completed = Finished(
-            outcome=Outcome.COMPLETED,
+        finished = Finished(
+            outcome=Outcome.FAILED if failed else Outcome.COMPLETED,
             end_device_bytes=device,
             peak_allocated_bytes=peaks.allocated if peaks else None,
             peak_reserved_bytes=peaks.reserved if peaks else None,
             memory_source=self._read.source,
         )
-        self._recorder.handle(completed)
-        logger.close(self._recorder.metrics(), failed)
+        self._recorder.handle(finished)
+        logger.close(finished, self._recorder.metrics(), self._recorder.warnings)
 
 
 def _weakly(handle: Callable[[Event], None]) -> Callable[[Event], None]:
