@@ -43,10 +43,29 @@ def session(api: Any = pynvml) -> Iterator[bool]:
 
 def usable_gpus(api: Any = pynvml) -> list[str]:
     """Return the names of the GPUs that a CUDA program started now would find."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
-        return []
     with session(api) as available:
-        return [_text(api.nvmlDeviceGetName(handle)) for handle in _gpus(api)] if available else []
+        return _visible(api, os.environ.get("CUDA_VISIBLE_DEVICES")) if available else []
+
+
+def _visible(api: Any, shown: str | None) -> list[str]:
+    """Return the names of the GPUs that this CUDA_VISIBLE_DEVICES shows, as CUDA reads it."""
+    gpus = [(_text(api.nvmlDeviceGetUUID(gpu)), gpu) for gpu in _gpus(api)]
+    if shown is None:
+        return [_text(api.nvmlDeviceGetName(gpu)) for _, gpu in gpus]
+    parts = [(_text(api.nvmlDeviceGetUUID(i)), i) for _, gpu in gpus for i in _instances(api, gpu)]
+    found: dict[str, str] = {}
+    for entry in map(str.strip, shown.split(",")):
+        if entry.isdecimal():
+            matches = gpus[int(entry) : int(entry) + 1]
+        else:  # the beginning of a UUID will do, if it is that of one device alone
+            matches = [pair for pair in (*gpus, *parts) if entry and pair[0].startswith(entry)]
+        if len(matches) != 1:
+            break  # this entry names no device, and hides all that follow
+        uuid, handle = matches[0]
+        if uuid in found:
+            return []  # a device that is named twice hides them all
+        found[uuid] = _text(api.nvmlDeviceGetName(handle))
+    return list(found.values())
 
 
 def driver_version(api: Any = pynvml) -> str | None:

@@ -382,3 +382,27 @@ def test_hidden_gpus_are_not_usable(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert nvml.usable_gpus(driver) == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("1", ["NVIDIA H200"]),
+        ("1, 0", ["NVIDIA H200", "Tesla T4"]),
+        ("2", []),
+        ("0,2,1", ["Tesla T4"]),
+        ("0,-1,1", ["Tesla T4"]),
+        ("1,1", []),
+        (f"GPU-{H200}", ["NVIDIA H200"]),
+        ("GPU-1111,GPU-22", ["NVIDIA H200", "Tesla T4"]),
+        ("GPU-", []),
+        ("GPU-33333333,0", []),
+        ("MIG-4444", ["NVIDIA H200 MIG 1g.18gb"]),
+    ],
+)
+def test_only_gpus_that_the_user_shows_are_usable(
+    driver: Driver, h200: Card, monkeypatch: pytest.MonkeyPatch, visible: str, expected: list[str]
+) -> None:
+    h200.instances.append(Card("MIG-44444444", "NVIDIA H200 MIG 1g.18gb"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert nvml.usable_gpus(driver) == expected
