@@ -22,8 +22,13 @@ from pipeline.record import Built, Event, Finished, Outcome, RunRecord, Started,
 from pipeline.recorder import Recorder
 from pipeline.worker import start
 
-# The worker's environment is the user's, less what would change the training behind our back.
-_REMOVED = re.compile(r"MLFLOW_|ACCELERATE_|PYTORCH_(CUDA_|HIP_)?ALLOC_CONF$")
+# The worker's environment is the user's, less the variables known to change formats, memory, speed
+# or the number of processes of a training behind our back.
+_REMOVED = re.compile(
+    r"MLFLOW_|ACCELERATE_|PYTORCH_(CUDA_|HIP_)?ALLOC_CONF$|PYTORCH_NO_CUDA_MEMORY_CACHING$"
+    r"|NVIDIA_TF32_OVERRIDE$|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE$|CUDA_LAUNCH_BLOCKING$"
+    r"|(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
+)
 _SERVER_ENVIRONMENT = {
     # Asking whether there is a GPU must not initialise CUDA in the process that is forked from.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -171,8 +176,8 @@ def _of_exit(code: int | None, log: str, finished: Finished | None) -> tuple[Out
     if finished is not None:
         return finished.outcome, finished.message
     last = "\n".join(log.strip().splitlines()[-_LOG_LINES:])
-    # bitsandbytes prints this and exits, so there is no exception to catch.
-    if "out of memory" in last.lower():
+    # bitsandbytes prints this and exits with 1, so there is no exception to catch.
+    if code == 1 and "out of memory" in last.lower():
         return Outcome.OUT_OF_MEMORY, last.splitlines()[-1]
     if code is not None and code < 0:
         name = signal.Signals(-code).name

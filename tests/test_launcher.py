@@ -38,7 +38,19 @@ DIRTY = {
     "ACCELERATE_MIXED_PRECISION": "fp16",
     "PYTORCH_ALLOC_CONF": "backend:native",
     "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    "NVIDIA_TF32_OVERRIDE": "1",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
+KEPT = {
     "OF_THE_USER": "kept",
+    "RANKS_OF_THE_USER": "kept",
 }
 Environment = Mapping[str, str]
 
@@ -83,6 +95,13 @@ def exits_plainly(
 ) -> None:
     Path(log).write_text("no such kernel\n")
     sys.exit(1)
+
+
+def is_killed_after_telling_of_memory(
+    text: str, environment: Environment, connection: Connection, log: str, at: float
+) -> None:
+    Path(log).write_text("hint: the last run went out of memory\n")
+    os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def is_killed(
@@ -141,7 +160,7 @@ def tells_its_number_and_waits(
 def server() -> Iterator[None]:
     """One fork server for all: it takes seconds to import torch."""
     with pytest.MonkeyPatch.context() as patch:
-        for key, value in DIRTY.items():
+        for key, value in (DIRTY | KEPT).items():
             patch.setenv(key, value)
         with Launcher() as launcher:
             launcher.warm()
@@ -214,6 +233,12 @@ def test_out_of_memory_is_recognised_in_the_log_of_a_worker_that_exits(
     assert "loading" in log
 
 
+def test_signal_counts_for_more_than_words_in_the_log(launch: Callable[..., Launched]) -> None:
+    record = launch(is_killed_after_telling_of_memory).record
+    assert record.outcome is Outcome.FAILED
+    assert "SIGSEGV" in record.message
+
+
 def test_exit_code_1_is_a_failure_with_the_end_of_the_log(launch: Callable[..., Launched]) -> None:
     record = launch(exits_plainly).record
     assert record.outcome is Outcome.FAILED
@@ -276,9 +301,9 @@ def test_worker_sees_the_environment_of_the_user_less_what_would_change_the_trai
     own = with_settings(config, "training", alloc_conf="expandable_segments:True")
     launched = Launcher(start_worker=tells_environment).launch(own, lambda event: None)
     found = json.loads(launched.record.warnings[0])
-    assert found["OF_THE_USER"] == "kept"
+    assert {key: found.get(key) for key in KEPT} == KEPT
     assert found["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in found
+    assert set(DIRTY) & set(found) == {"PYTORCH_ALLOC_CONF"}
     assert [key for key in found if key.startswith(("MLFLOW_", "ACCELERATE_"))] == []
 
 
