@@ -2,6 +2,7 @@
 
 import gc
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -230,6 +231,30 @@ def test_somebodys_own_script_logs_to_the_active_run(tmp_path: Path) -> None:
     assert [step for step, _ in points(run.info.run_id, "step/time_ms")] == [1, 2, 3, 4, 5, 6]
     assert [step for step, _ in points(run.info.run_id, "step/loss")] == [2, 4, 6]
     assert len(points(run.info.run_id, "memory/process_mib")) > 0
+
+
+def example() -> str:
+    """Return the README's lines about one's own script."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    [block] = [block for block in blocks if "MemoryCallback() as memory" in block]
+    return str(block)
+
+
+@pytest.mark.usefixtures("store")
+def test_example_of_the_readme_logs_to_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(example(), {"model": model(), "dataset": Rows(24)})
+    assert mlflow.active_run() is None
+    run = mlflow.last_active_run()
+    assert run
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["outcome"] == "completed"
+    assert run.data.params["training.micro_batch"] == "8"
+    assert {"peak_memory_mib", "step/time_ms", "memory/process_mib"} <= set(run.data.metrics)
+    assert len(points(run.info.run_id, "step/time_ms")) == 9  # three epochs of three steps
+    assert threads() == []
 
 
 @pytest.mark.usefixtures("store")
