@@ -168,18 +168,55 @@ def test_parent_module_knows_only_the_start_of_a_worker(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKER)
 def test_worker_module_knows_no_runs_and_no_studies(name: str) -> None:
-    known = own(name) & {"tracking", "search", "launcher", "run", "cli"}
-    assert known <= ({"tracking"} if name == "worker.script" else set())
+    known = own(name) & {"tracking", "script_run", "search", "launcher", "run", "cli"}
+    assert known <= ({"script_run"} if name == "worker.script" else set())
     assert libraries(SOURCES[name]) & {"mlflow", "optuna"} == set()
 
 
-def test_script_session_imports_tracking_only_when_it_is_used() -> None:
-    tree = SOURCES["worker.script"]
-    at_import = ast.Module([node for node in tree.body if not isinstance(node, ast.If)], [])
-    for node in list(ast.walk(at_import)):
-        if isinstance(node, ast.FunctionDef):
-            node.body = []
-    assert "pipeline.tracking" not in set(imports(at_import))
+def at_import(tree: ast.Module) -> set[str]:
+    """Return what is imported as soon as the module is: nothing in functions or for types alone."""
+
+    def inside(node: ast.AST) -> Iterator[str]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imports(node)
+        for child in ast.iter_child_nodes(node):
+            yield from inside(child)
+
+    return set(inside(tree))
+
+
+@pytest.mark.parametrize("name", WORKER)
+def test_worker_module_brings_no_mlflow_when_it_is_imported(name: str) -> None:
+    owners = {f"pipeline.{owner}" for owner in OWNERS["mlflow"]}
+    assert at_import(SOURCES[name]) & owners == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from pipeline.script_run import RunLogger", True),
+        ("import pipeline.script_run", True),
+        ("from pipeline import script_run", True),
+        ("class A:\n    from pipeline.script_run import RunLogger", True),
+        ("try:\n    import pipeline.script_run\nexcept ImportError:\n    pass", True),
+        ("def f():\n    from pipeline.script_run import RunLogger", False),
+        ("if TYPE_CHECKING:\n    from pipeline.script_run import RunLogger", False),
+    ],
+)
+def test_import_of_a_run_is_noticed_where_it_happens_at_once(source: str, found: bool) -> None:
+    assert ("pipeline.script_run" in at_import(ast.parse(source))) is found
+
+
+def test_worker_is_imported_without_mlflow() -> None:
+    code = "import sys, pipeline.worker.entry; print('mlflow' in sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("library", OWNERS)
