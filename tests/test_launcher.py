@@ -364,9 +364,10 @@ def test_worker_on_the_cpu_keeps_the_users_gpus(config: RunConfig) -> None:
 def test_data_loader_may_have_workers_of_its_own(tiny_model: str) -> None:
     settings = {"device": "cpu", "model": tiny_model, "seq_len": 8, "samples": 8}
     workers = {"training_arguments": '{"dataloader_num_workers": 1}'}
-    record = (
-        Launcher().launch(resolve("adamw", "laptop", settings | workers), lambda event: None).record
-    )
+    # A server of its own: an earlier test may have ended the shared one.
+    with Launcher() as launcher:
+        config = resolve("adamw", "laptop", settings | workers)
+        record = launcher.launch(config, lambda event: None).record
     assert record.outcome is Outcome.COMPLETED, record.message
     assert record.steps > 0
 

@@ -46,6 +46,8 @@ def _die_with_parent() -> None:
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None
+        # The data loader's own processes would wait for ever for a server that has no pipe to us.
+        multiprocessing.set_start_method("fork", force=True)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
