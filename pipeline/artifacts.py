@@ -24,11 +24,12 @@ def write_artifacts(launched: Launched, folder: Path) -> None:
     (folder / "worker.log").write_text(launched.log, encoding="utf-8")
     if recorder.samples:
         write_curve(recorder.samples, folder / "memory.parquet")
-        memory_figure(record, recorder, folder / "memory.png")
     if recorder.built:
         arguments = dict(recorder.built.arguments) | {"output_dir": "trainer_output"}
         text = json.dumps(arguments, indent=2, default=str) + "\n"
         (folder / "training_arguments.json").write_text(text, encoding="utf-8")
+    if recorder.samples:  # last: the others are there if it fails
+        memory_figure(record, recorder, folder / "memory.png")
 
 
 def config_yaml(config: RunConfig) -> str:

@@ -4,23 +4,27 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from json import dumps
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from pipeline import processes
 from pipeline.config import DEFAULT_PRESET, DEFAULT_WORKLOAD, FIELDS, GROUPS, RunConfig
 from pipeline.errors import ConfigError, Interrupted, TrackingError
-from pipeline.preflight import default_workload, look, with_device
+from pipeline.preflight import default_workload, look, why_no_gpu, with_device
 from pipeline.presets import asked_for, resolve
+from pipeline.record import Outcome, RunRecord
+from pipeline.report import remarks, rows, verdict
 
-BAD_INPUT, NOT_COMPLETED, NOT_LOGGED, INTERRUPTED = 2, 3, 4, 130
+TO_MEND, BAD_INPUT, NOT_COMPLETED, NOT_LOGGED, INTERRUPTED = 1, 2, 3, 4, 130
 
 app = typer.Typer(
-    help=__doc__ and "Measure what training optimizations do to memory and throughput.",
+    help="Measure what training optimizations do to memory and throughput.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -53,7 +57,10 @@ def _option(name: str) -> inspect.Parameter:
     if name in FIELDS:
         field = GROUPS[FIELDS[name]].model_fields[name]
         default = "" if field.default is None or field.default_factory else f" [{field.default}]"
-        text, panel = f"{field.description}{default}", FIELDS[name].capitalize()
+        chosen = get_origin(field.annotation) is Literal
+        choices = f": {', '.join(get_args(field.annotation))}" if chosen else ""
+        # Without the escape rich takes a default in brackets for a colour.
+        text, panel = escape(f"{field.description}{choices}{default}"), FIELDS[name].capitalize()
     else:
         text, panel = "micro_batch x accumulation: sets accumulation", "Training"
     option = typer.Option(*spellings, help=text, rich_help_panel=panel, show_default=False)
@@ -76,34 +83,46 @@ def run_command(
 ) -> None:
     """Measure one training, as one MLflow run."""
     config = _configuration(preset, workload, settings, context.args)
-    from pipeline.report import rows, verdict
     from pipeline.run import run  # imports MLflow: not before the input is known to be good
 
-    record = run(config, console).record
+    launched, unlogged = run(config, console)
+    record = launched.record
     if json:
         sys.stdout.write(record.model_dump_json(indent=2) + "\n")
+    _show(record)
+    for problem in unlogged:
+        _print_error(problem)
+    if record.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if record.outcome is not Outcome.COMPLETED:
+        raise typer.Exit(NOT_COMPLETED)
+    raise typer.Exit(NOT_LOGGED if unlogged else 0)
+
+
+def _show(record: RunRecord) -> None:
     table = Table(show_header=False, title=verdict(record), title_justify="left")
     for name, value in rows(record):
         table.add_row(name, value)
     console.print(table)
-    for warning in record.warnings:
-        console.print(f"note: {warning}", highlight=False, soft_wrap=True)
-    if record.interrupted:
-        raise typer.Exit(INTERRUPTED)
-    raise typer.Exit(0 if record.outcome == "completed" else NOT_COMPLETED)
+    for remark in remarks(record):
+        console.print(f"note: {remark}", highlight=False, soft_wrap=True)
 
 
 @app.command("doctor")
-def doctor_command() -> None:
+def doctor_command(
+    *, json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False
+) -> None:
     """Say what this machine has and lacks."""
     from pipeline.doctor import examine
 
     findings = list(examine())
+    if json:
+        sys.stdout.write(dumps([finding._asdict() for finding in findings], indent=2) + "\n")
     table = Table(show_header=False)
     for name, found, good in findings:
-        table.add_row(name, found, "ok" if good else "[red]to mend[/red]")
-    Console().print(table)
-    raise typer.Exit(0 if all(good for _, _, good in findings) else BAD_INPUT)
+        table.add_row(name, found, Text("ok") if good else Text("to mend", "red"))
+    (console if json else Console()).print(table)
+    raise typer.Exit(0 if all(finding.ok for finding in findings) else TO_MEND)
 
 
 def _configuration(
@@ -120,8 +139,8 @@ def _configuration(
             else default_workload(device)
         )
     config = resolve(preset, workload, settings | _unknown_options(extra), look)
-    if why:
-        console.print(why, highlight=False)
+    for line in filter(None, (why, why_no_gpu(config.measurement.device))):
+        console.print(line, highlight=False, soft_wrap=True)
     return with_device(config)
 
 
@@ -154,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(BAD_INPUT)
     except TrackingError as error:
         _print_error(str(error))
-        sys.exit(NOT_LOGGED if error.trained else BAD_INPUT)
+        sys.exit(BAD_INPUT)
     except (Interrupted, KeyboardInterrupt) as error:
         console.print(f"interrupted: {error}")
         if "MLFLOW_RUN_ID" in os.environ:  # still there: nobody opened the run of `mlflow run`

@@ -1,9 +1,11 @@
 """What this machine has and lacks, in a table."""
 
+import itertools
 import platform
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 import psutil
 
@@ -17,8 +19,20 @@ _OPTIONAL = {
 }
 
 
-def examine() -> Iterator[tuple[str, str, bool]]:
-    """Yield what was looked at, what was found, and whether that is all right."""
+class Finding(NamedTuple):
+    """What was looked at, what was found, and whether that is all right."""
+
+    what: str
+    found: str
+    ok: bool
+
+
+def examine() -> Iterator[Finding]:
+    """Yield what this machine has and lacks."""
+    return itertools.starmap(Finding, _look())
+
+
+def _look() -> Iterator[tuple[str, str, bool]]:
     yield "Python", platform.python_version(), True
     yield "memory", f"{psutil.virtual_memory().total / 1024**3:.0f} GiB", True
     for package in _NEEDED:

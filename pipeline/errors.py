@@ -24,11 +24,7 @@ class NotInEffectError(PipelineError):
 
 
 class TrackingError(PipelineError):
-    """The tracking server cannot be used; `trained` tells whether there was a training by then."""
-
-    def __init__(self, message: str, *, trained: bool = False) -> None:
-        super().__init__(message)
-        self.trained = trained
+    """The tracking server cannot be used, or did not take everything."""
 
 
 class Interrupted(BaseException):

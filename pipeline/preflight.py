@@ -31,6 +31,17 @@ def pick_device(device: str) -> str:
     return "cuda" if nvml.usable_gpus() and not _torch_is_cpu_build() else "cpu"
 
 
+def why_no_gpu(asked: str) -> str | None:
+    """Return why a training has no figures of a GPU and what it has instead; None if it has."""
+    if pick_device(asked) != "cpu":
+        return None
+    reason = "as asked for"
+    if asked == "auto":
+        cpu_build = nvml.usable_gpus() and _torch_is_cpu_build()
+        reason = "since this torch is a CPU build" if cpu_build else "since no GPU is visible"
+    return f"device=cpu, {reason}: measured is the memory of the training process, not a GPU's"
+
+
 def prepare(config: RunConfig) -> RunConfig:
     """Return the configuration with its device named. Raises ConfigError with every problem."""
     problems = [found.problem for found in look(config)]

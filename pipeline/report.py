@@ -8,7 +8,8 @@ ABSENT = "-"
 _SOURCES = {
     "nvml_process": "the driver's figure for the training process (NVML)",
     "nvml_device": "the device's rise since the start (NVML), less what other processes took",
-    "process_uss": "the training process's private memory above its start; there was no GPU",
+    "process_uss": "the training process's private memory above its start: it ran on the CPU, "
+    "so there are no figures of a GPU",
 }
 _VERDICTS = {
     Outcome.COMPLETED: "completed",

@@ -3,9 +3,10 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from pipeline.errors import TrackingError
 from pipeline.launcher import Launched, Launcher
 from pipeline.progress import Progress
 from pipeline.record import Event
-from pipeline.report import note, verdict
+from pipeline.report import note
 from pipeline.tracking import (
     TrackedRun,
     close_stale_runs,
@@ -27,24 +28,32 @@ from pipeline.tracking import (
 )
 
 
-def run(config: RunConfig, console: Console) -> Launched:
+class Ran(NamedTuple):
+    """A training that came to its end, and what of it is not in MLflow."""
+
+    launched: Launched
+    unlogged: Sequence[str]
+    """Why something is missing there, and where it lies instead; empty if all went well."""
+
+
+def run(config: RunConfig, console: Console) -> Ran:
     """Train and measure what `config` says, in a process of its own, as one MLflow run.
 
-    Raises TrackingError: before anything is created where the server does not answer, and at the
-    end where not everything could be logged; then what is missing lies in a folder that is named.
+    Raises TrackingError, before anything is trained, where the server does not answer.
     """
+    unlogged: list[str] = []
     with Launcher() as launcher:  # its imports run while MLflow's do
         client = connect()
         with tracked_run(client, config, time.time()) as tracked:
             for name in close_stale_runs(client, tracked.experiment_id):
                 console.print(f"ended a run that a killed command had left open: {name}")
             launched = _measure(launcher, config, tracked, console)
-            with processes.interrupts_put_off(), _ending(launched):
-                _hand_in(launched, tracked, console)
+            with processes.interrupts_put_off(), _ending(launched, unlogged):
+                _hand_in(launched, tracked, unlogged)
             console.print(
                 f"see {where_to_look(tracked.run_id, tracked.experiment_id)}", soft_wrap=True
             )
-    return launched
+    return Ran(launched, unlogged)
 
 
 def _measure(
@@ -61,7 +70,7 @@ def _measure(
 
 
 @contextmanager
-def _ending(launched: Launched) -> Iterator[None]:
+def _ending(launched: Launched, unlogged: list[str]) -> Iterator[None]:
     """Give the MLflow run its status after the block, whatever the block meets."""
     try:
         yield
@@ -69,23 +78,33 @@ def _ending(launched: Launched) -> Iterator[None]:
         with suppress(TrackingError):  # what the block met says more
             end_run(launched.record)
         raise
-    end_run(launched.record)
+    with _noting(unlogged):
+        end_run(launched.record)
 
 
-def _hand_in(launched: Launched, tracked: TrackedRun, console: Console) -> None:
+def _hand_in(launched: Launched, tracked: TrackedRun, unlogged: list[str]) -> None:
     """Log summary, note and files; keep them on disk where the server does not take them."""
-    with tempfile.TemporaryDirectory(prefix="pipeline-") as name:
-        folder = Path(name)
-        write_artifacts(launched, folder)
-        try:
-            tracked.finish(launched.record, note(launched.record), folder)
-        except TrackingError as error:
-            kept = _keep(folder, tracked.run_id)
-            raise TrackingError(
-                f"{verdict(launched.record)}, but {error}; "
-                f"record, curve and figure are in {kept.resolve()}",
-                trained=True,
-            ) from error
+    record, folder = launched.record, None
+    with ExitStack() as stack:
+        with _noting(unlogged, "the files could not all be written: "):
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="pipeline-"))
+            folder = Path(name)
+            write_artifacts(launched, folder)
+        with _noting(unlogged):
+            tracked.finish(record, note(record), folder)
+        if unlogged and folder:
+            with _noting(unlogged, "they could not be kept either: "):
+                kept = _keep(folder, tracked.run_id)
+                unlogged.append(f"record, curve and figure are in {kept.resolve()}")
+
+
+@contextmanager
+def _noting(problems: list[str], what: str = "") -> Iterator[None]:
+    """Note what the block raises: a measurement is not lost with a full disk or a figure."""
+    try:
+        yield
+    except Exception as error:
+        problems.append(f"{what}{str(error) or type(error).__name__}")
 
 
 def _keep(folder: Path, run_id: str) -> Path:

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +64,21 @@ class TrackedRun:
         self._sender.handle(event)
 
     def finish(self, record: RunRecord, note: str, artifacts: Path | None) -> None:
-        """Log the summary, the note and the files. Raises TrackingError where that fails."""
+        """Log summary, note and files, whatever becomes of the others. Raises TrackingError."""
         self._sender.close()
-        try:
-            if self._sender.error:
-                raise self._sender.error
-            self.summary(record.metrics, record.ended_at)
-            self.tag(_tags(record) | {"mlflow.note.content": note})
-            if artifacts:
-                self._client.log_artifacts(self.run_id, str(artifacts))
-        except (MlflowException, OSError) as error:
-            raise TrackingError(f"not everything could be logged to MLflow: {error}") from error
+        errors = [self._sender.error] if self._sender.error else []
+        tags = _tags(record) | {"mlflow.note.content": note}
+        steps = [partial(self.summary, record.metrics, record.ended_at), partial(self.tag, tags)]
+        if artifacts:
+            steps.append(partial(self._client.log_artifacts, self.run_id, str(artifacts)))
+        for step in steps:
+            try:
+                step()
+            except Exception as error:  # a store of artifacts has errors of its own
+                errors.append(error)
+        if errors:
+            reasons = "; ".join(dict.fromkeys(map(str, errors)))
+            raise TrackingError(f"not everything could be logged to MLflow: {reasons}")
 
     def close(self) -> None:
         """Send what is left of the curves."""
@@ -167,7 +172,7 @@ def end_run(record: RunRecord) -> None:
     try:
         mlflow.end_run("KILLED" if record.interrupted else "FINISHED" if completed else "FAILED")
     except MlflowException as error:
-        raise TrackingError(f"the run is still open in MLflow: {error}", trained=True) from error
+        raise TrackingError(f"the run is still open in MLflow: {error}") from error
 
 
 def close_stale_runs(client: MlflowClient, experiment_id: str) -> list[str]:

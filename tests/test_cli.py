@@ -1,5 +1,6 @@
 """The command line: options, help, and what a command says before and after its work."""
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import NamedTuple
 import pytest
 
 from pipeline.cli import main
+from pipeline.config import RunConfig
+from pipeline.preflight import why_no_gpu
+from pipeline.record import Outcome, RunRecord
 
 
 class Answer(NamedTuple):
@@ -69,3 +73,91 @@ def test_argument_of_the_trainer_is_found_with_a_hyphen(command: Command) -> Non
     code, _, err = command("run", "--weight-decay", "0.1")
     assert code == 2
     assert "unknown key 'weight_decay': set it in training_arguments" in err
+
+
+# What is said of the device
+
+
+@pytest.mark.parametrize(
+    ("gpus", "torch_version", "asked", "reason"),
+    [
+        ([], "2.13.0", "auto", "no GPU is visible"),
+        (["H200"], "2.13.0+cpu", "auto", "this torch is a CPU build"),
+        (["H200"], "2.13.0", "cpu", "as asked for"),
+    ],
+)
+def test_training_without_gpu_figures_says_why_and_what_is_measured(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str], torch_version: str, asked: str, reason: str
+) -> None:
+    monkeypatch.setattr("pipeline.nvml.usable_gpus", lambda: gpus)
+    monkeypatch.setattr("pipeline.preflight.version", lambda name: torch_version)
+    line = why_no_gpu(asked) or ""
+    assert reason in line
+    assert line.endswith("measured is the memory of the training process, not a GPU's")
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_training_on_a_gpu_needs_no_excuse() -> None:
+    assert why_no_gpu("auto") is None
+
+
+# After the training
+
+
+class Logged(NamedTuple):
+    """What `run` gives back, of a training that never was."""
+
+    record: RunRecord
+
+
+@pytest.mark.parametrize(
+    ("outcome", "interrupted", "unlogged", "expected"),
+    [
+        (Outcome.COMPLETED, False, [], 0),
+        (Outcome.COMPLETED, False, ["the disk is full"], 4),
+        (Outcome.OUT_OF_MEMORY, False, ["the disk is full"], 3),
+        (Outcome.FAILED, True, ["the disk is full"], 130),
+    ],
+)
+def test_record_is_printed_and_its_outcome_comes_before_what_was_not_logged(
+    command: Command,
+    config: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: Outcome,
+    interrupted: bool,
+    unlogged: list[str],
+    expected: int,
+) -> None:
+    import pipeline.run
+
+    record = RunRecord(
+        config=config, outcome=outcome, interrupted=interrupted, started_at=0.0, ended_at=1.0
+    )
+    monkeypatch.setattr(pipeline.run, "run", lambda *_: (Logged(record), unlogged))
+    code, out, err = command("run", "--json", "--workload", "laptop", "--device", "cpu")
+    assert code == expected
+    assert RunRecord.model_validate_json(out) == record
+    assert [problem for problem in unlogged if f"error: {problem}" not in err] == []
+
+
+# Help and doctor
+
+
+def test_help_shows_defaults_and_choices(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = command("run", "--help")
+    assert code == 0
+    assert "fp32, tf32, bf16, fp16, fp8, pure_bf16 [fp32]" in out
+    assert "[adamw_torch_fused]" in out
+
+
+def test_doctor_prints_its_findings_as_one_document(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.doctor._version", lambda package: None)
+    code, out, err = command("doctor", "--json")
+    assert code == 1
+    found = {finding["what"]: finding for finding in json.loads(out)}
+    assert not found["torch"]["ok"]
+    assert found["torch"]["found"].startswith("missing: ")
+    assert "to mend" in err

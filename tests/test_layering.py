@@ -56,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         "preflight",
         "presets",
         "processes",
+        "record",
         "report",
         "run",
         "tracking",

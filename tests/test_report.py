@@ -129,7 +129,7 @@ def test_interrupted_run_is_told_from_a_failed_one(config: RunConfig) -> None:
     [
         ("nvml_process", "training process (NVML)"),
         ("nvml_device", "device's rise"),
-        ("process_uss", "there was no GPU"),
+        ("process_uss", "it ran on the CPU, so there are no figures of a GPU"),
     ],
 )
 def test_remarks_say_where_the_peak_comes_from(config: RunConfig, source: Any, words: str) -> None:

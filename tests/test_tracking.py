@@ -457,3 +457,20 @@ def test_artifacts_that_cannot_be_stored_are_a_tracking_error(
     client.set_terminated(run.info.run_id)
     # What could be logged is there.
     assert client.get_run(run.info.run_id).data.metrics["peak_memory_mib"] == 14.0
+
+
+def test_curve_that_cannot_be_sent_costs_nothing_else(
+    client: MlflowClient, config: RunConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "record.json").write_text("{}")
+    run = client.create_run(experiment_id())
+    tracked = TrackedRun(client, run, time.time())
+    tracked._sender.close()
+    tracked._sender.error = OSError("the curve")
+    with pytest.raises(TrackingError, match="the curve"):
+        tracked.finish(record_of(config, Outcome.COMPLETED), "the note", tmp_path)
+    client.set_terminated(run.info.run_id)
+    data = client.get_run(run.info.run_id).data
+    assert data.metrics["peak_memory_mib"] == 14.0
+    assert data.tags["mlflow.note.content"] == "the note"
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["record.json"]
