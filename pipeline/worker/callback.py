@@ -14,7 +14,12 @@ from pipeline.config import Measurement
 from pipeline.record import Built, Event, Logged, Proven, StepMark, Steps, Warned
 from pipeline.throughput import Rate, rate, warmup_length
 from pipeline.worker.memory import AllocatorPeaks
-from pipeline.worker.proof import AutocastProbe, installed_autocast, read_back
+from pipeline.worker.proof import (
+    AutocastProbe,
+    compiled_frames,
+    installed_autocast,
+    read_back,
+)
 from pipeline.worker.script import ScriptSession
 from pipeline.worker.steps import BatchCounter, CudaClock, HostClock, StepClock
 
@@ -86,6 +91,7 @@ class MemoryCallback(TrainerCallback):
         # A hook inside a compiled model would break its graph.
         self._probe = None if args.torch_compile else AutocastProbe.of(kwargs["model"])
         self._proven = False
+        self._frames_before = compiled_frames()
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         arguments = {key: value for key, value in args.to_dict().items() if value is not None}
         self._sink(Built(total_steps=state.max_steps, asked_batch=batch, arguments=arguments))
@@ -146,7 +152,8 @@ class MemoryCallback(TrainerCallback):
         self._proven = True
         model = kwargs["model"]
         autocast = self._probe.dtype if self._probe else installed_autocast(model)
-        event = Proven(effective=read_back(model, kwargs["optimizer"], args, autocast))
+        effective = read_back(model, kwargs["optimizer"], args, autocast, self._frames_before)
+        event = Proven(effective=effective)
         self._sink(event)
         if self._on_proven:
             self._on_proven(event, model)

@@ -56,10 +56,22 @@ def installed_autocast(model: nn.Module) -> str | None:
     return None
 
 
+def compiled_frames() -> int:
+    """Return how many functions torch.compile has compiled in this process so far."""
+    return int(torch._dynamo.utils.counters["frames"]["ok"])
+
+
 def read_back(
-    model: nn.Module, optimizer: Any, args: TrainingArguments, autocast_dtype: str | None
+    model: nn.Module,
+    optimizer: Any,
+    args: TrainingArguments,
+    autocast_dtype: str | None,
+    frames_before: int = 0,
 ) -> Effective:
-    """Return the settings that model, optimizer and arguments show after a step."""
+    """Return the settings that model, optimizer and arguments show after a step.
+
+    `frames_before` is what `compiled_frames` said when the training began.
+    """
     inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     parameters = list(model.parameters())
     return Effective(
@@ -74,7 +86,7 @@ def read_back(
             if isinstance(module, GradientCheckpointingLayer)
         ),
         attention=str(getattr(getattr(model, "config", None), "_attn_implementation", "unknown")),
-        compiled=bool(torch._dynamo.utils.counters["frames"]["ok"]),
+        compiled=compiled_frames() > frames_before,
         float8_layers=sum(type(module).__name__.startswith("Float8") for module in model.modules()),
         micro_batch=args.train_batch_size,
         accumulation=args.gradient_accumulation_steps,
