@@ -85,18 +85,18 @@ def run_command(
     config = _configuration(preset, workload, settings, context.args)
     from pipeline.run import run  # imports MLflow: not before the input is known to be good
 
-    launched, unlogged = run(config, console)
-    record = launched.record
+    ran = run(config, console)
+    record = ran.launched.record
     if json:
         sys.stdout.write(record.model_dump_json(indent=2) + "\n")
     _show(record)
-    for problem in unlogged:
+    for problem in ran.unlogged:
         _print_error(problem)
     if record.interrupted:
         raise typer.Exit(INTERRUPTED)
     if record.outcome is not Outcome.COMPLETED:
         raise typer.Exit(NOT_COMPLETED)
-    raise typer.Exit(NOT_LOGGED if unlogged else 0)
+    raise typer.Exit(NOT_LOGGED if ran.unlogged else 0)
 
 
 def _show(record: RunRecord) -> None:

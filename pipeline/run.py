@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +19,8 @@ from pipeline.progress import Progress
 from pipeline.record import Event
 from pipeline.report import note
 from pipeline.tracking import (
+    Client,
     TrackedRun,
-    close_stale_runs,
     connect,
     end_run,
     tracked_run,
@@ -31,6 +31,8 @@ from pipeline.tracking import (
 class Ran(NamedTuple):
     """A training that came to its end, and what of it is not in MLflow."""
 
+    run_id: str
+    experiment_id: str
     launched: Launched
     unlogged: Sequence[str]
     """Why something is missing there, and where it lies instead; empty if all went well."""
@@ -41,19 +43,45 @@ def run(config: RunConfig, console: Console) -> Ran:
 
     Raises TrackingError, before anything is trained, where the server does not answer.
     """
-    unlogged: list[str] = []
-    with Launcher() as launcher:  # its imports run while MLflow's do
+    with runner(console) as trainings:
+        ran = trainings.run(config)
+        console.print(f"see {where_to_look(ran.run_id, ran.experiment_id)}", soft_wrap=True)
+    return ran
+
+
+@contextmanager
+def runner(console: Console) -> Iterator["Runner"]:
+    """Yield what runs trainings; its imports go on while MLflow's do. Raises TrackingError."""
+    with Launcher() as launcher:
         client = connect()
-        with tracked_run(client, config, time.time()) as tracked:
-            for name in close_stale_runs(client, tracked.experiment_id):
-                console.print(f"ended a run that a killed command had left open: {name}")
-            launched = _measure(launcher, config, tracked, console)
+        yield Runner(launcher, client, console)
+
+
+class Runner:
+    """Runs trainings, one after another, each as one MLflow run, all from one fork server."""
+
+    def __init__(self, launcher: Launcher, client: Client, console: Console) -> None:
+        self.client = client
+        self._launcher = launcher
+        self._console = console
+
+    def run(
+        self,
+        config: RunConfig,
+        name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Ran:
+        """Train and measure; inside a `parent_run` the MLflow run becomes a child of that.
+
+        An interrupt ends the training in order; the record says so.
+        """
+        unlogged: list[str] = []
+        with tracked_run(self.client, config, time.time(), name, tags) as tracked:
+            launched = _measure(self._launcher, config, tracked, self._console)
             with processes.interrupts_put_off(), _ending(launched, unlogged):
                 _hand_in(launched, tracked, unlogged)
-            console.print(
-                f"see {where_to_look(tracked.run_id, tracked.experiment_id)}", soft_wrap=True
-            )
-    return Ran(launched, unlogged)
+        writer = tracked.writer
+        return Ran(writer.run_id, writer.experiment_id, launched, unlogged)
 
 
 def _measure(
@@ -94,7 +122,7 @@ def _hand_in(launched: Launched, tracked: TrackedRun, unlogged: list[str]) -> No
             tracked.finish(record, note(record), folder)
         if unlogged and folder:
             with _noting(unlogged, "they could not be kept either: "):
-                kept = _keep(folder, tracked.run_id)
+                kept = _keep(folder, tracked.writer.run_id)
                 unlogged.append(f"record, curve and figure are in {kept.resolve()}")
 
 

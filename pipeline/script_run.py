@@ -13,6 +13,7 @@ from mlflow.tracking import MlflowClient
 
 from pipeline.record import Event, Finished, Outcome, Proven, Started
 from pipeline.tracking import TrackedRun
+from pipeline.writer import RunWriter
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ class RunLogger:
 
     def __init__(self, tracked: TrackedRun, own_run: bool) -> None:
         self._tracked = tracked
+        self._writer = tracked.writer
         self._own_run = own_run
         self._warned: set[str] = set()
 
@@ -36,27 +38,26 @@ class RunLogger:
         if active is None:
             # A training that raises does not get to `close`, and MLflow would end its run FINISHED.
             atexit.register(_end_as_failed, run.info.run_id)
-        return cls(TrackedRun(MlflowClient(), run, began_at), own_run=active is None)
+        writer = RunWriter(MlflowClient(), run)
+        return cls(TrackedRun(writer, began_at), own_run=active is None)
 
     def handle(self, event: Event) -> None:
         """Log an event: curves soon, settings at once."""
         self._tracked.handle(event)
         if isinstance(event, Started):
             source = {"memory.source": event.memory_source} if event.memory_source else {}
-            self._try("tags", self._tracked.tag, {"device.name": event.device.name} | source)
+            self._try("tags", self._writer.tag, {"device.name": event.device.name} | source)
         if isinstance(event, Proven):
             values = event.effective.model_dump(exclude={"optimizer_state_dtypes"})
             own = {f"training.{key}": value for key, value in values.items()}
-            for refused in self._try("params", self._tracked.params, own) or ():
+            for refused in self._try("params", self._writer.params, own) or ():
                 self._warn("params", refused)
 
     def close(self, finished: Finished, metrics: Mapping[str, float], warnings: list[str]) -> None:
         """Log the summary, and end the run if it is ours."""
-        self._tracked.close()
-        sender = self._tracked._sender
-        if sender.error:
-            self._warn("curves", f"{sender.unsent} points could not be sent: {sender.error}")
-        self._try("summary", self._tracked.summary, metrics, time.time())
+        if lost := self._tracked.close():
+            self._warn("curves", str(lost))
+        self._try("summary", self._writer.summary, metrics, time.time())
         tags = {"outcome": finished.outcome.value}
         if finished.outcome is not Outcome.COMPLETED:
             tags["partial"] = "true"
@@ -64,7 +65,7 @@ class RunLogger:
             tags["memory.source"] = finished.memory_source
         if warnings:
             tags["warnings"] = "\n".join(warnings)
-        self._try("tags", self._tracked.tag, tags)
+        self._try("tags", self._writer.tag, tags)
         if self._own_run:
             completed = finished.outcome is Outcome.COMPLETED
             self._try("status", mlflow.end_run, "FINISHED" if completed else "FAILED")
@@ -78,7 +79,7 @@ class RunLogger:
     def _warn(self, kind: str, reason: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            _log.warning("MLflow run %s lacks %s: %s", self._tracked.run_id, kind, reason)
+            _log.warning("MLflow run %s lacks %s: %s", self._writer.run_id, kind, reason)
 
 
 def _end_as_failed(run_id: str) -> None:

@@ -1,6 +1,5 @@
-"""MLflow: the run, its params, curves, tags and artifacts. Only `script_run` talks to it too."""
+"""MLflow: which runs there are, how they open and how they end; `writer` fills them."""
 
-import json
 import logging
 import os
 import socket
@@ -15,23 +14,21 @@ from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.data.dataset_source import DatasetSource
 from mlflow.data.dataset_source_registry import resolve_dataset_source
 from mlflow.data.meta_dataset import MetaDataset
-from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from pipeline import processes
 from pipeline.config import RunConfig
-from pipeline.curves import CurveSender, Point
+from pipeline.curves import CurveSender
 from pipeline.errors import Interrupted, TrackingError
 from pipeline.record import Event, Outcome, RunRecord
 from pipeline.stores import opening
+from pipeline.writer import RunWriter
 
 _log = logging.getLogger(__name__)
-_METRICS_PER_BATCH = 1000
-_PARAMS_PER_BATCH = 100
-_PARAM_LENGTH = 6000
-_TAG_LENGTH = 8000
 _SYSTEM_METRICS_SECONDS = 5
+Client = MlflowClient
+"""What `connect` returns, for those who only hand it on."""
 _HOST, _PROCESS = "pipeline.host", "pipeline.process"
 
 
@@ -51,13 +48,11 @@ def connect() -> MlflowClient:
 
 
 class TrackedRun:
-    """One MLflow run, from its first param to its status."""
+    """The MLflow run of one training, from its first param to its status."""
 
-    def __init__(self, client: MlflowClient, run: Any, began_at: float) -> None:
-        self.run_id: str = run.info.run_id
-        self.experiment_id: str = run.info.experiment_id
-        self._client = client
-        self._sender = CurveSender(self._send, began_at)
+    def __init__(self, writer: RunWriter, began_at: float) -> None:
+        self.writer = writer
+        self._sender = CurveSender(writer.points, began_at)
 
     def handle(self, event: Event) -> None:
         """Log an event's curves, soon."""
@@ -65,12 +60,15 @@ class TrackedRun:
 
     def finish(self, record: RunRecord, note: str, artifacts: Path | None) -> None:
         """Log summary, note and files, whatever becomes of the others. Raises TrackingError."""
-        self._sender.close()
-        errors = [self._sender.error] if self._sender.error else []
+        errors: list[Exception] = [lost] if (lost := self.close()) else []
         tags = _tags(record) | {"mlflow.note.content": note}
-        steps = [partial(self.summary, record.metrics, record.ended_at), partial(self.tag, tags)]
+        writer = self.writer
+        steps = [
+            partial(writer.summary, record.metrics, record.ended_at),
+            partial(writer.tag, tags),
+        ]
         if artifacts:
-            steps.append(partial(self._client.log_artifacts, self.run_id, str(artifacts)))
+            steps.append(partial(writer.artifacts, artifacts))
         for step in steps:
             try:
                 step()
@@ -80,68 +78,77 @@ class TrackedRun:
             reasons = "; ".join(dict.fromkeys(map(str, errors)))
             raise TrackingError(f"not everything could be logged to MLflow: {reasons}")
 
-    def close(self) -> None:
-        """Send what is left of the curves."""
+    def close(self) -> TrackingError | None:
+        """Send what is left of the curves; return why some of them are lost."""
         self._sender.close()
-
-    def summary(self, metrics: Mapping[str, float], ended_at: float) -> None:
-        """Log figures that stand for the whole training."""
-        at = round(ended_at * 1e3)
-        self._send([Point(key, value, at, 0) for key, value in metrics.items()])
-
-    def tag(self, tags: Mapping[str, str]) -> None:
-        """Set tags."""
-        entities = [RunTag(key, str(value)[:_TAG_LENGTH]) for key, value in tags.items()]
-        self._client.log_batch(self.run_id, tags=entities)
-
-    def params(self, values: Mapping[str, Any]) -> list[str]:
-        """Log params; return what MLflow refused, without losing the rest of them."""
-        entities = [Param(key, _text(value)[:_PARAM_LENGTH]) for key, value in values.items()]
-        refused = []
-        for begin in range(0, len(entities), _PARAMS_PER_BATCH):
-            batch = entities[begin : begin + _PARAMS_PER_BATCH]
-            try:
-                self._client.log_batch(self.run_id, params=batch)
-            except MlflowException:  # one value that differs from an earlier one drops them all
-                refused += [r for r in map(self._param, batch) if r]
-        return refused
-
-    def _param(self, param: Param) -> str | None:
-        try:
-            self._client.log_param(self.run_id, param.key, param.value)
-        except MlflowException:
-            return f"param {param.key}={param.value}: the run has another value already"
-        return None
-
-    def _send(self, points: list[Point]) -> None:
-        metrics = [Metric(*point) for point in points]
-        for begin in range(0, len(metrics), _METRICS_PER_BATCH):
-            batch = metrics[begin : begin + _METRICS_PER_BATCH]
-            self._client.log_batch(self.run_id, metrics=batch)
+        if self._sender.error is None:
+            return None
+        return TrackingError(
+            f"{self._sender.unsent} points could not be sent: {self._sender.error}"
+        )
 
 
 @contextmanager
-def tracked_run(client: MlflowClient, config: RunConfig, began_at: float) -> Iterator[TrackedRun]:
-    """Open the MLflow run of one training: the one that `mlflow run` made, or a new one.
+def tracked_run(
+    client: MlflowClient,
+    config: RunConfig,
+    began_at: float,
+    name: str | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> Iterator[TrackedRun]:
+    """Open the MLflow run of one training; inside a `parent_run` it becomes a child of that.
 
     The caller reports the record by `finish` and `end_run`; whatever else ends the block leaves the
     run FAILED, or KILLED if it was an interrupt.
     """
+    name = name or f"{config.preset.name} on {config.workload_name}"
+    with (
+        _opened(client, name, config.dotted(), tags or {}, system_metrics=True) as writer,
+        closing(TrackedRun(writer, began_at)) as tracked,
+    ):
+        mlflow.log_input(_dataset(config), context="training")
+        yield tracked
+
+
+@contextmanager
+def parent_run(client: MlflowClient, name: str, params: Mapping[str, Any]) -> Iterator[RunWriter]:
+    """Open a run whose children are the runs that are opened inside; it ends with the block."""
+    with _opened(client, name, params, {}, system_metrics=False) as writer:
+        yield writer
+        with processes.interrupts_put_off():
+            mlflow.end_run("FINISHED")
+
+
+@contextmanager
+def _opened(
+    client: MlflowClient,
+    name: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, str],
+    *,
+    system_metrics: bool,
+) -> Iterator[RunWriter]:
+    """Open the run that `mlflow run` made for us, or a new one, below the one that is active."""
     mlflow.set_system_metrics_sampling_interval(_SYSTEM_METRICS_SECONDS)
     mlflow.set_system_metrics_samples_before_logging(1)
+    writer = None
     try:
         with processes.interrupts_put_off():
+            nested = mlflow.active_run() is not None
             # Adopts MLFLOW_RUN_ID where it is set.
-            run = mlflow.start_run(log_system_metrics=True)
-        with closing(TrackedRun(client, run, began_at)) as tracked:
-            tracked.tag({"mlflow.runName": f"{config.preset.name} on {config.workload_name}"})
-            tracked.tag({_HOST: socket.gethostname(), _PROCESS: processes.identity()})
-            for refused in tracked.params(config.dotted()):
-                _log.warning("MLflow refused a param: %s", refused)
-            mlflow.log_input(_dataset(config), context="training")
-            yield tracked
+            run = mlflow.start_run(nested=nested, log_system_metrics=system_metrics)
+            writer = RunWriter(client, run)
+        if not nested:
+            for stale in close_stale_runs(client, writer.experiment_id):
+                _log.warning("ended a run that a killed command had left open: %s", stale)
+        own = {"mlflow.runName": name, _HOST: socket.gethostname(), _PROCESS: processes.identity()}
+        writer.tag(own | dict(tags))
+        for refused in writer.params(params):
+            _log.warning("MLflow refused a param: %s", refused)
+        yield writer
     except BaseException as error:
-        _end_active_run(client, error)
+        if writer:
+            _end_active_run(writer, error)
         if isinstance(error, MlflowException):
             raise TrackingError(f"the MLflow run cannot be opened: {error}") from error
         raise
@@ -151,18 +158,18 @@ def end_unopened_run(reason: str) -> None:
     """End the run that `mlflow run` made for us: if it was killed itself, nobody else does."""
     with suppress(MlflowException):
         client, run_id = MlflowClient(), os.environ["MLFLOW_RUN_ID"]
-        _tag_reason(client, run_id, reason)
+        RunWriter(client, client.get_run(run_id)).tag(_reason(reason))
         client.set_terminated(run_id, "KILLED")
 
 
-def _end_active_run(client: MlflowClient, error: BaseException) -> None:
-    """End the run of a training that has no record; one that was ended has its status already."""
+def _end_active_run(writer: RunWriter, error: BaseException) -> None:
+    """End a run that has no record; one that was ended has its status already."""
     active, stopped = mlflow.active_run(), isinstance(error, Interrupted | KeyboardInterrupt)
-    if active is None:
+    if active is None or active.info.run_id != writer.run_id:
         return
     with suppress(MlflowException):  # the server may be the reason why we are here
         kind = "interrupted" if stopped else type(error).__name__
-        _tag_reason(client, active.info.run_id, f"{kind}: {error}")
+        writer.tag(_reason(f"{kind}: {error}"))
         mlflow.end_run("KILLED" if stopped else "FAILED")
 
 
@@ -186,18 +193,13 @@ def close_stale_runs(client: MlflowClient, experiment_id: str) -> list[str]:
     )
     stale = [run for run in found if not processes.is_alive(run.data.tags.get(_PROCESS, ""))]
     for run in stale:
-        _tag_reason(client, run.info.run_id, "the command was killed")
+        RunWriter(client, run).tag(_reason("the command was killed"))
         client.set_terminated(run.info.run_id, "KILLED")
     return [run.info.run_name for run in stale]
 
 
-def _tag_reason(client: MlflowClient, run_id: str, reason: str) -> None:
-    for key, value in {
-        "outcome": Outcome.FAILED.value,
-        "reason": reason,
-        "partial": "true",
-    }.items():
-        client.set_tag(run_id, key, value[:_TAG_LENGTH])
+def _reason(reason: str) -> dict[str, str]:
+    return {"outcome": Outcome.FAILED.value, "reason": reason, "partial": "true"}
 
 
 def where_to_look(run_id: str, experiment_id: str) -> str:
@@ -239,11 +241,3 @@ def _dataset(config: RunConfig) -> MetaDataset:
         source = resolve_dataset_source(str(Path(workload.data).resolve()))
         name = Path(workload.data).name
     return MetaDataset(source, name=name)  # type: ignore[abstract]
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)

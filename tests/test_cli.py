@@ -10,8 +10,10 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.config import RunConfig
+from pipeline.launcher import Launched
 from pipeline.preflight import why_no_gpu
 from pipeline.record import Outcome, RunRecord
+from pipeline.recorder import Recorder
 
 
 class Answer(NamedTuple):
@@ -104,12 +106,6 @@ def test_training_on_a_gpu_needs_no_excuse() -> None:
 # After the training
 
 
-class Logged(NamedTuple):
-    """What `run` gives back, of a training that never was."""
-
-    record: RunRecord
-
-
 @pytest.mark.parametrize(
     ("outcome", "interrupted", "unlogged", "expected"),
     [
@@ -133,7 +129,9 @@ def test_record_is_printed_and_its_outcome_comes_before_what_was_not_logged(
     record = RunRecord(
         config=config, outcome=outcome, interrupted=interrupted, started_at=0.0, ended_at=1.0
     )
-    monkeypatch.setattr(pipeline.run, "run", lambda *_: (Logged(record), unlogged))
+    launched = Launched(record, Recorder(warmup_steps=1), "")
+    ran = pipeline.run.Ran("the-run", "0", launched, unlogged)
+    monkeypatch.setattr(pipeline.run, "run", lambda *_: ran)
     code, out, err = command("run", "--json", "--workload", "laptop", "--device", "cpu")
     assert code == expected
     assert RunRecord.model_validate_json(out) == record

@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "preflight": {"config", "datafiles", "errors", "layers", "nvml", "paths"},
     "doctor": {"nvml"},
     "launcher": {"config", "errors", "record", "recorder", "worker.start"},
-    "tracking": {"config", "curves", "errors", "processes", "record", "stores"},
+    "writer": {"curves"},
+    "tracking": {"config", "curves", "errors", "processes", "record", "stores", "writer"},
     "artifacts": {"config", "figures", "launcher", "record"},
     "run": {
         "artifacts",
@@ -48,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
         "tracking",
     },
-    "script_run": {"record", "tracking"},
+    "script_run": {"record", "tracking", "writer"},
     "cli": {
         "config",
         "doctor",
@@ -108,7 +109,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Which modules may import a library at all.
 OWNERS = {
-    "mlflow": {"script_run", "tracking"},
+    "mlflow": {"script_run", "tracking", "writer"},
     "pynvml": {"nvml"},
     "matplotlib": {"figures"},
     "yaml": {"layers", "artifacts"},

@@ -24,6 +24,7 @@ class FakeRun:
     run_id, experiment_id = "the-run", "0"
 
     def __init__(self, error: TrackingError | None) -> None:
+        self.writer = self
         self.error = error
         self.files: list[str] = []
 
@@ -47,7 +48,6 @@ def ended(monkeypatch: pytest.MonkeyPatch, launched: Launched, tmp_path: Path) -
     found: list[RunRecord] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "connect", lambda: None)
-    monkeypatch.setattr(module, "close_stale_runs", lambda *_: [])
     monkeypatch.setattr(module, "_measure", lambda *_: launched)
     monkeypatch.setattr(module, "end_run", found.append)
     return found

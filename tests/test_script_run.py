@@ -1,12 +1,12 @@
 """What cannot be logged does not end somebody's training, and is told once."""
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mlflow.exceptions import MlflowException
 
+from pipeline.errors import TrackingError
 from pipeline.record import Device, Effective, Finished, Outcome, Proven, Started
 from pipeline.script_run import RunLogger
 
@@ -39,16 +39,17 @@ class Tracked:
 
     def __init__(self, gone: bool = False, unsent: int = 0) -> None:
         self.gone = gone
-        error = ConnectionError("the server is gone") if unsent else None
-        self._sender = SimpleNamespace(error=error, unsent=unsent)
+        self.writer = self
+        self.unsent = unsent
         self.tags: dict[str, str] = {}
         self.metrics: dict[str, float] = {}
 
     def handle(self, event: Any) -> None:
         pass
 
-    def close(self) -> None:
-        pass
+    def close(self) -> TrackingError | None:
+        lost = f"{self.unsent} points could not be sent: the server is gone"
+        return TrackingError(lost) if self.unsent else None
 
     def _reach(self) -> None:
         if self.gone:

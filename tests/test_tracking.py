@@ -44,8 +44,10 @@ from pipeline.tracking import (
     connect,
     end_run,
     end_unopened_run,
+    parent_run,
     tracked_run,
 )
+from pipeline.writer import RunWriter
 
 EVENTS: tuple[Event, ...] = (
     Started(
@@ -108,7 +110,7 @@ def train(
             tracked.handle(event)
         tracked.finish(record, "the note", artifacts)
         end_run(record)
-    return client.get_run(tracked.run_id)
+    return client.get_run(tracked.writer.run_id)
 
 
 def open_run(client: MlflowClient, host: str, process: str) -> str:
@@ -232,10 +234,8 @@ def test_run_of_mlflow_run_is_adopted(
 def test_one_clash_does_not_lose_the_other_params(client: MlflowClient) -> None:
     run = client.create_run(experiment_id())
     client.log_param(run.info.run_id, "training.seed", "1")
-    tracked = TrackedRun(client, run, time.time())
     values = {f"training.{number}": number for number in range(150)} | {"training.seed": 2}
-    refused = tracked.params(values)
-    tracked.close()
+    refused = RunWriter(client, run).params(values)
     client.set_terminated(run.info.run_id)
     assert len(refused) == 1
     assert "training.seed=2" in refused[0]
@@ -257,13 +257,44 @@ def test_param_that_mlflow_refuses_is_told(
 
 def test_value_longer_than_mlflow_takes_is_cut(client: MlflowClient) -> None:
     run = client.create_run(experiment_id())
-    tracked = TrackedRun(client, run, time.time())
-    assert tracked.params({"long": "x" * 7000}) == []
-    tracked.tag({"long": "x" * 9000})
-    tracked.close()
+    writer = RunWriter(client, run)
+    assert writer.params({"long": "x" * 7000}) == []
+    writer.tag({"long": "x" * 9000})
     client.set_terminated(run.info.run_id)
     data = client.get_run(run.info.run_id).data
     assert (len(data.params["long"]), len(data.tags["long"])) == (6000, 8000)
+
+
+def test_trainings_inside_a_parent_run_are_its_children(
+    client: MlflowClient, config: RunConfig
+) -> None:
+    with parent_run(client, "the parent", {"compare.repeats": 2}) as parent:
+        children = [train(client, config), train(client, config, Outcome.OUT_OF_MEMORY)]
+    assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.run_id}
+    assert [child.info.status for child in children] == ["FINISHED", "FAILED"]
+    run = client.get_run(parent.run_id)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "the parent")
+    assert run.data.params == {"compare.repeats": "2"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ZeroDivisionError("by zero"), "FAILED"), (Interrupted("INT"), "KILLED")]
+)
+def test_parent_run_that_is_broken_off_says_so(
+    client: MlflowClient, config: RunConfig, error: BaseException, status: str
+) -> None:
+    seen = []
+
+    def broken_off() -> None:
+        with parent_run(client, "the parent", {}) as parent:
+            seen.append((parent.run_id, train(client, config).info.run_id))
+            raise error
+
+    with pytest.raises(type(error)):
+        broken_off()
+    [(parent, child)] = seen
+    assert client.get_run(parent).info.status == status
+    assert client.get_run(child).info.status == "FINISHED"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +311,7 @@ def test_run_that_has_no_record_ends_with_a_reason(
 
     def raise_after_training() -> None:
         with tracked_run(client, config, time.time()) as tracked:
-            seen.append(tracked.run_id)
+            seen.append(tracked.writer.run_id)
             for event in EVENTS:
                 tracked.handle(event)
             raise error
@@ -451,7 +482,7 @@ def test_artifacts_that_cannot_be_stored_are_a_tracking_error(
     (tmp_path / "record.json").write_text("{}")
     no_folder = tmp_path / "record.json" / "artifacts"
     run = client.create_run(client.create_experiment("full", artifact_location=str(no_folder)))
-    tracked = TrackedRun(client, run, time.time())
+    tracked = TrackedRun(RunWriter(client, run), time.time())
     with pytest.raises(TrackingError, match="not everything could be logged"):
         tracked.finish(record_of(config, Outcome.COMPLETED), "note", tmp_path)
     client.set_terminated(run.info.run_id)
@@ -464,7 +495,7 @@ def test_curve_that_cannot_be_sent_costs_nothing_else(
 ) -> None:
     (tmp_path / "record.json").write_text("{}")
     run = client.create_run(experiment_id())
-    tracked = TrackedRun(client, run, time.time())
+    tracked = TrackedRun(RunWriter(client, run), time.time())
     tracked._sender.close()
     tracked._sender.error = OSError("the curve")
     with pytest.raises(TrackingError, match="the curve"):
