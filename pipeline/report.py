@@ -55,7 +55,7 @@ def note(record: RunRecord) -> str:
     """Return the run's note: Markdown, shown on its page in the MLflow UI."""
     config = record.config
     lines = [
-        f"**{verdict(record)}{_headline(record)}.**",  # all that the UI shows of a folded note
+        f"**{verdict(record)}.**{_headline(record)}",  # all that the UI shows of a folded note
         "",
         *([f"_{config.preset.summary}_", ""] if config.preset.summary else []),
         "| figure | value |",
@@ -71,10 +71,11 @@ def note(record: RunRecord) -> str:
 
 def _headline(record: RunRecord) -> str:
     metrics = record.metrics
-    figures = [_mib(metrics["peak_memory_mib"])] if "peak_memory_mib" in metrics else []
-    if "samples_per_second" in metrics:
-        figures.append(f"{metrics['samples_per_second']:.4g} samples/s")
-    return f": {' at '.join(figures)}" if figures else ""
+    if "peak_memory_mib" not in metrics:
+        return ""
+    speed = metrics.get("samples_per_second")
+    pace = f" at **{speed:.4g} samples/s**" if speed else ""
+    return f" Peak memory **{_mib(metrics['peak_memory_mib'])}**{pace}."
 
 
 def remarks(record: RunRecord) -> Iterator[str]:

@@ -153,7 +153,9 @@ def test_remarks_name_what_spoils_the_figures(config: RunConfig) -> None:
 def test_note_holds_verdict_figures_reason_and_remarks(config: RunConfig) -> None:
     text = note(record(config, MEASURED, warnings=("beware",)))
     lines = text.splitlines()
-    assert lines[0] == "**adamw on laptop completed.**"
+    assert lines[0] == (
+        "**adamw on laptop completed.** Peak memory **4,864 MiB** at **89.84 samples/s**."
+    )
     assert "| peak memory | 4,864 MiB |" in lines
     assert f"Why: {config.preset.why}" in lines
     assert "- beware" in lines
