@@ -4,7 +4,7 @@
 
 Whole trainings in turn differ by 10 to 40 % on a shared machine, far more than what is looked for
 here; neighbouring blocks of one training differ by a few percent. In every other block the memory
-monitor, the callback and all that follows from them (events to the parent, its progress line, its
+watcher, the callback and all that follows from them (events to the parent, its progress line, its
 curves in MLflow) rest; a stopwatch that runs in all of them, and synchronizes the device at both
 ends of a block, times them. What the parent does with points that are up to three seconds old can
 fall into either kind of block, so its processor time is given apart.
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import tempfile
 import threading
@@ -40,7 +41,7 @@ def alternating_worker(*arguments: Any) -> None:
 
     from pipeline.worker import training
 
-    measuring = threading.Event()
+    measuring = Measuring()
     measuring.set()
 
     def build(*args: Any) -> Any:
@@ -57,23 +58,41 @@ def alternating_worker(*arguments: Any) -> None:
         start.worker(*arguments)
 
 
-def resting_monitor(measuring: threading.Event) -> Any:
-    """Return a MemoryMonitor whose readings wait for `measuring`."""
-    from pipeline.worker.memory import MemoryMonitor, Reading
+def resting_monitor(measuring: "Measuring") -> Any:
+    """Return a MemoryMonitor whose watcher, and whose thread, wait for `measuring`."""
+    from pipeline.worker.memory import MemoryMonitor
 
     class Monitor(MemoryMonitor):
-        def __init__(self, read: Any, *rest: Any) -> None:
-            def read_while_measuring() -> Reading:
-                measuring.wait()
-                return read()  # type: ignore[no-any-return]
+        def __enter__(self) -> "Monitor":
+            super().__enter__()
+            measuring.watcher = self.watcher.pid
+            return self
 
-            super().__init__(read_while_measuring, *rest)
+        def _next_line(self, rows: Any) -> str:
+            measuring.wait()
+            return super()._next_line(rows)
 
         def stop(self) -> None:
             measuring.set()
             super().stop()
 
     return Monitor
+
+
+class Measuring(threading.Event):
+    """Set while the training is measured; the watching process is stopped meanwhile."""
+
+    watcher: int | None = None
+
+    def set(self) -> None:
+        super().set()
+        if self.watcher:
+            os.kill(self.watcher, signal.SIGCONT)
+
+    def clear(self) -> None:
+        super().clear()
+        if self.watcher:
+            os.kill(self.watcher, signal.SIGSTOP)
 
 
 def resting_callback(measuring: threading.Event) -> Any:

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import psutil
 import pynvml
 
-from pipeline.record import Process
-
 # Below this, a difference between the device's rise and the process figure is bookkeeping of the
 # driver (page tables, rounding), not memory that the process figure leaves out.
 _MANAGED_THRESHOLD_BYTES = 64 * 1024**2
@@ -88,39 +86,72 @@ def usage_by_uuid(api: Any = pynvml) -> dict[str, DeviceUsage]:
     return found
 
 
-class GpuReader:
-    """Reads one device, found by the UUID that CUDA reports for it. Needs an open `session`.
+class GpuProcess(NamedTuple):
+    """A process that holds memory of a device; bytes where the driver says."""
 
-    `before` is what `usage_by_uuid` said before this process made its context on the device. Where
-    nobody looked then, our share is what the driver says, or at least `held` bytes.
+    pid: int
+    name: str
+    bytes: int | None
+
+
+class Baseline(NamedTuple):
+    """What has to be known from the start to tell later what a training takes of a device."""
+
+    uuid: str
+    pid: int | None
+    """Its number in the driver's list; in a container it can be another than its own."""
+    used: int
+    others: int
+    seen: tuple[int, ...]
+    ours: tuple[int, ...]
+    """Where it is not known which process it is: those that it can be."""
+
+
+def baseline(
+    cuda_uuid: str,
+    before: Mapping[str, DeviceUsage],
+    pid: int,
+    held: int = 0,
+    api: Any = pynvml,
+) -> Baseline:
+    """Look at the device with the UUID that CUDA reports, of a process that has a context there.
+
+    `before` is what `usage_by_uuid` said before it made its context. Where nobody looked then, its
+    share is what the driver says, or at least `held` bytes. Needs an open `session`; raises
+    LookupError where NVML knows no such device.
     """
+    handle, uuid = _find(api, cuda_uuid)
+    usage, known = _usage(api, handle), before.get(uuid)
+    new = _new_processes(usage, known)
+    seen = (*usage.processes, pid)
+    found = pid if pid in usage.processes else new.pop() if len(new) == 1 else None
+    own = usage.processes.get(found) if found is not None else None
+    return Baseline(
+        uuid=uuid,
+        pid=found,
+        used=known.used if known else usage.used - (own or held),
+        others=_others(known or usage, found),
+        seen=seen,
+        ours=tuple(new) if found is None else (found,),
+    )
 
-    def __init__(
-        self,
-        cuda_uuid: str,
-        before: Mapping[str, DeviceUsage],
-        pid: int,
-        held: int = 0,
-        api: Any = pynvml,
-    ) -> None:
+
+class GpuReader:
+    """Reads one device, and what a training takes of it. Needs an open `session`."""
+
+    def __init__(self, start: Baseline, api: Any = pynvml) -> None:
         self._api = api
-        self._handle, self.uuid = _find(api, cuda_uuid)
-        usage = _usage(api, self._handle)
-        self._seen = set(usage.processes) | {pid}
-        self._late: dict[int, Process] = {}
-        new = _new_processes(usage, before.get(self.uuid))
-        self.pid = pid if pid in usage.processes else new.pop() if len(new) == 1 else None
-        """Our number in the driver's list; in a container it can be another than our own."""
+        self.start = start
+        self._handle = api.nvmlDeviceGetHandleByUUID(start.uuid)
+        self._seen = set(start.seen)
+        self._late: dict[int, GpuProcess] = {}
+        self.uuid, self.pid = start.uuid, start.pid
         self.warning = None if self.pid is not None else _UNKNOWN
-        self._perhaps_ours = new if self.pid is None else {self.pid}
-        own = usage.processes.get(self.pid) if self.pid is not None else None
-        self.sees_process = own is not None
+        processes = _usage(api, self._handle).processes
+        self.sees_process = self.pid is not None and processes.get(self.pid) is not None
         self.total_bytes = int(_memory(api, self._handle).total)
         self.managed = False
         """Whether the device's rise was ever clearly above the process figure."""
-        known = before.get(self.uuid)
-        self._others_before = _others(known or usage, self.pid)
-        self._used_before = known.used if known else usage.used - (own or held)
 
     def usage(self) -> DeviceUsage:
         """Read the device once: two calls of 8 microseconds each."""
@@ -135,9 +166,9 @@ class GpuReader:
         known = self._late.get(pid)
         if known is None or count > (known.bytes or 0):
             name = known.name if known else _process_name(pid)
-            self._late[pid] = Process(pid=pid, name=name, bytes=count or None)
+            self._late[pid] = GpuProcess(pid, name, count or None)
 
-    def late_comers(self) -> tuple[Process, ...]:
+    def late_comers(self) -> tuple[GpuProcess, ...]:
         """Name the others that came onto the device since the reader was made."""
         return tuple(self._late.values())
 
@@ -148,8 +179,8 @@ class GpuReader:
         figure leaves managed memory out, in which paged optimizers keep their state. What other
         processes took meanwhile is not ours, where it is known which of them we are.
         """
-        others_rise = _others(usage, self.pid) - self._others_before
-        rise = usage.used - self._used_before - others_rise
+        others_rise = _others(usage, self.pid) - self.start.others
+        rise = usage.used - self.start.used - others_rise
         own = None if self.pid is None else usage.processes.get(self.pid)
         if own is None:
             return max(rise, 0)
@@ -158,13 +189,13 @@ class GpuReader:
             return rise
         return own
 
-    def other_processes(self) -> tuple[Process, ...]:
+    def other_processes(self) -> tuple[GpuProcess, ...]:
         """Name the others that hold memory of this device."""
         usage = _usage(self._api, self._handle)
         return tuple(
-            Process(pid=pid, name=_process_name(pid), bytes=count)
+            GpuProcess(pid, _process_name(pid), count)
             for pid, count in sorted(usage.processes.items())
-            if pid not in self._perhaps_ours
+            if pid not in self.start.ours
         )
 
 

@@ -1,6 +1,7 @@
 """The right card, and what a training takes of it, against a driver made of plain data."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import pytest
 
 from pipeline import nvml
-from pipeline.record import Process
 
 MIB = 1024**2
 PID, OTHER = 4321, 99
@@ -112,13 +112,19 @@ def driver(t4: Card, h200: Card) -> Driver:
     return Driver([t4, h200])
 
 
+def reader_of(
+    driver: Driver, uuid: str, before: Mapping[str, nvml.DeviceUsage], held: int = 0
+) -> nvml.GpuReader:
+    return nvml.GpuReader(nvml.baseline(uuid, before, PID, held, driver), driver)
+
+
 def started(driver: Driver, card: Card, own: int | None, **more: int) -> nvml.GpuReader:
     """Return a reader for a training that has its context: `own` bytes by the process list."""
     before = nvml.usage_by_uuid(driver)
     assert card.processes is not None
     card.processes[PID] = own
     card.used += own or more.get("context", 0)
-    return nvml.GpuReader(card.uuid.partition("-")[2], before, PID, api=driver)
+    return reader_of(driver, card.uuid.partition("-")[2], before)
 
 
 # Which card
@@ -136,7 +142,7 @@ def test_card_is_the_one_that_cuda_means_and_not_the_one_of_that_number(
 
 def test_card_that_cannot_be_matched_is_an_error_that_names_it(driver: Driver) -> None:
     with pytest.raises(LookupError, match="33333333"):
-        nvml.GpuReader("33333333", {}, PID, api=driver)
+        reader_of(driver, "33333333", {})
 
 
 def test_instance_of_a_divided_card_is_found(driver: Driver, h200: Card) -> None:
@@ -202,7 +208,7 @@ def test_without_a_process_list_the_devices_rise_counts(driver: Driver, h200: Ca
     before = nvml.usage_by_uuid(driver)
     h200.processes = None
     h200.used += 500 * MIB
-    reader = nvml.GpuReader(H200, before, PID, api=driver)
+    reader = reader_of(driver, H200, before)
     assert reader.taken(reader.usage()) == 500 * MIB
 
 
@@ -259,7 +265,7 @@ def test_card_that_was_not_read_before_begins_without_ours(driver: Driver, h200:
     assert h200.processes is not None
     h200.processes[PID] = 500 * MIB
     h200.used += 500 * MIB
-    reader = nvml.GpuReader(H200, {}, PID, api=driver)
+    reader = reader_of(driver, H200, {})
     h200.used += 100 * MIB
     assert reader.taken(reader.usage()) == 600 * MIB
 
@@ -274,7 +280,7 @@ def foreign(driver: Driver, card: Card, *new: int) -> nvml.GpuReader:
     for pid in new:
         card.processes[pid] = 500 * MIB
         card.used += 500 * MIB
-    return nvml.GpuReader(card.uuid.partition("-")[2], before, PID, api=driver)
+    return reader_of(driver, card.uuid.partition("-")[2], before)
 
 
 @pytest.mark.parametrize("own", [1500 * MIB, None])
@@ -283,7 +289,7 @@ def test_what_a_script_held_before_its_training_is_its_own(
 ) -> None:
     h200.used += 1500 * MIB  # context and model
     h200.processes = {PID: own}
-    reader = nvml.GpuReader(H200, {}, PID, held=1000 * MIB, api=driver)
+    reader = reader_of(driver, H200, {}, held=1000 * MIB)
     h200.processes, h200.used = {PID: own and own + 300 * MIB}, h200.used + 300 * MIB
     assert reader.taken(reader.usage()) == (1800 * MIB if own else 1300 * MIB)
 
@@ -322,7 +328,7 @@ def test_other_processes_on_the_card_are_named(driver: Driver, h200: Card) -> No
     ours, gone = reader.other_processes()
     assert (ours.pid, ours.bytes) == (os.getpid(), 200 * MIB)
     assert ours.name != "unknown"
-    assert gone == Process(pid=2**30, name="unknown", bytes=None)
+    assert gone == nvml.GpuProcess(2**30, "unknown", None)
 
 
 def test_process_that_comes_later_is_remembered_at_its_largest(driver: Driver, h200: Card) -> None:

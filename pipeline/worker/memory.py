@@ -1,11 +1,16 @@
-"""Read memory, and watch it from a thread."""
+"""Read this process's memory, and have it watched."""
 
+import json
 import os
+import select
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from operator import attrgetter
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -13,40 +18,54 @@ import psutil
 import torch
 
 from pipeline import nvml
-from pipeline.record import MIB, Device, MemorySample, MemorySource, Samples
+from pipeline.record import MIB, Device, MemorySample, MemorySource, Process, Samples
+from pipeline.worker.watch import Order, PrivateMemory, Verdict
 
-Reading = tuple[int | None, int | None, int | None, int | None]
-"""process, device, allocated, reserved: bytes, or None where there is no such figure."""
+Reading = tuple[int | None, int | None]
+"""process, device: bytes, or None where there is no such figure."""
 
-_FLUSH_SECONDS = 0.25
-# The allocator's own figures cost three times an NVML reading, so they are read less often; their
-# peaks are exact all the same, since torch keeps those itself.
-_ALLOCATOR_EVERY = 4
+# Readings of torch's allocator need the training's own process, and so its lock; the peaks are
+# exact all the same, since torch keeps those itself.
+_ALLOCATOR_SECONDS = 0.05
+_SECONDS = attrgetter("seconds")
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class MemoryMonitor:
-    """Polls `read` on a thread and hands the samples on, four times a second.
+    """Has another process watch this one, and hands the samples on, four times a second.
 
-    `on_flush` is called on that thread with a `Samples` event; it has to be quick. An error of
-    either ends the watching and is raised by `__exit__`, unless something else is being raised.
+    `on_flush` is called with `Samples` on a thread that waits for them; it has to be quick. An
+    error of either ends the watching and is raised by `__exit__`, unless something else is raised.
     """
 
     def __init__(
         self,
-        read: Callable[[], Reading],
+        read: "CpuReader | CudaReader",
         period_s: float,
         on_flush: Callable[[Samples], None],
         origin: float,
     ) -> None:
         self._read = read
-        self._period_s = period_s
         self._on_flush = on_flush
         self._origin = origin
-        self._stop = threading.Event()
+        self._order = read.order(period_s, origin)
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._watch, name="memory-monitor", daemon=True)
+        self._thread = threading.Thread(target=self._gather, name="memory-monitor", daemon=True)
 
     def __enter__(self) -> Self:
+        path = os.pathsep.join(filter(None, (_PACKAGE_ROOT, os.environ.get("PYTHONPATH"))))
+        self.watcher = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.worker.watch"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        assert self.watcher.stdin
+        self.watcher.stdin.write(json.dumps(self._order) + "\n")
+        self.watcher.stdin.flush()
+        # The other process needs a moment to start; what is there by now is read here.
+        self._on_flush(Samples(rows=(self._sample(),)))
         self._thread.start()
         return self
 
@@ -61,95 +80,123 @@ class MemoryMonitor:
             raise self._error
 
     def stop(self) -> None:
-        """End the thread, after a last reading."""
-        self._stop.set()
+        """End the watching, after a last reading."""
+        self.request_stop()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
+        self.watcher.wait()
 
     def request_stop(self) -> None:
-        """End the thread soon, without waiting for it."""
-        self._stop.set()
+        """End the watching soon, without waiting for it."""
+        assert self.watcher.stdin
+        with suppress(OSError):  # it ended before
+            self.watcher.stdin.close()
 
     def _sample(self) -> MemorySample:
-        return MemorySample(time.perf_counter() - self._origin, *self._read())
+        seconds = time.perf_counter() - self._origin
+        return MemorySample(seconds, *self._read(), *self._read.allocator())
 
-    def _watch(self) -> None:
+    def _gather(self) -> None:
+        """Hand on what the watcher reads until it ends; without a verdict it broke down."""
         try:
-            rows: list[MemorySample] = []
-            flushed = time.perf_counter()
-            while not self._stop.wait(self._period_s):
-                rows.append(self._sample())
-                if time.perf_counter() - flushed > _FLUSH_SECONDS:
-                    self._on_flush(Samples.model_construct(rows=tuple(rows)))
-                    rows, flushed = [], time.perf_counter()
-            rows.append(self._sample())
-            self._on_flush(Samples(rows=tuple(rows)))
+            verdict, rows = None, list[MemorySample]()
+            while line := self._next_line(rows):
+                content = json.loads(line)
+                if isinstance(content, dict):
+                    verdict = Verdict.parse(content)
+                    continue
+                rows += [MemorySample(*row) for row in content]
+                self._on_flush(Samples.model_construct(rows=tuple(sorted(rows, key=_SECONDS))))
+                rows = []
+            if verdict is None:
+                code = self.watcher.wait()
+                raise ChildProcessError(f"the process that reads the memory ended with code {code}")
+            self._read.learn(verdict)
         except BaseException as error:
             self._error = error
+            self.watcher.kill()  # it may be waiting for somebody to take its lines
+
+    def _next_line(self, rows: list[MemorySample]) -> str:
+        """Return the watcher's next line; read the allocator while there is none."""
+        assert self.watcher.stdout
+        while not select.select([self.watcher.stdout], [], [], _ALLOCATOR_SECONDS)[0]:
+            allocated, reserved = self._read.allocator()
+            if allocated is not None:
+                seconds = time.perf_counter() - self._origin
+                rows.append(MemorySample(seconds, None, None, allocated, reserved))
+        return self.watcher.stdout.readline()
 
 
 class CpuReader:
-    """The process's private memory above where it stood: what goes back when the process ends.
-
-    On Linux resident minus shared pages of /proc/self/statm, 2 microseconds a reading. The unique
-    set size of psutil differs only by pages that are shared with a parent process until they are
-    written to; it takes 13 ms for 1.5 GB. Elsewhere it is psutil's.
-    """
+    """The process's private memory above where it stood: what goes back when the process ends."""
 
     source: MemorySource = "process_uss"
 
     def __init__(self) -> None:
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
-        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._private = PrivateMemory(os.getpid())
         self._start = self._private()
 
-    def late_comers(self) -> tuple[str, ...]:
-        """Say nothing: what other processes hold is theirs, here."""
-        return ()
-
-    def _private(self) -> int:
-        if self._statm is None:
-            return int(psutil.Process().memory_full_info().uss)
-        _, resident, shared, *_ = os.pread(self._statm, 128, 0).split()
-        return (int(resident) - int(shared)) * self._page
-
     def __call__(self) -> Reading:
-        return max(self._private() - self._start, 0), None, None, None
+        return max(self._private() - self._start, 0), None
+
+    def order(self, period_s: float, origin: float) -> Order:
+        """Return how another process reads the same."""
+        return Order(os.getpid(), period_s, origin, self._start, None)
+
+    def allocator(self) -> tuple[int | None, int | None]:
+        """Return nothing: torch keeps no account of the CPU's memory."""
+        return None, None
+
+    def learn(self, verdict: Verdict) -> None:
+        """Take in nothing: what other processes hold is theirs, here."""
+
+    def late_comers(self) -> tuple[str, ...]:
+        """Say nothing, likewise."""
+        return ()
 
 
 class CudaReader:
-    """NVML's figures for this process and its device, with the allocator's now and then."""
+    """NVML's figures for this process and its device, and the allocator's own."""
 
     def __init__(self, gpu: nvml.GpuReader | None) -> None:
         self._gpu = gpu
-        self._count = 0
+        self._verdict = Verdict()
 
     @property
     def source(self) -> MemorySource | None:
-        """Where the headline comes from, as far as the readings up to now tell."""
+        """Where the headline comes from, as far as it is known by now."""
         if self._gpu is None:
             return None
-        return "nvml_process" if self._gpu.sees_process and not self._gpu.managed else "nvml_device"
+        managed = self._verdict.managed or self._gpu.managed
+        return "nvml_process" if self._gpu.sees_process and not managed else "nvml_device"
+
+    def __call__(self) -> Reading:
+        if self._gpu is None:
+            return None, None
+        usage = self._gpu.usage()
+        return self._gpu.taken(usage), usage.used
+
+    def order(self, period_s: float, origin: float) -> Order:
+        """Return how another process reads the same."""
+        gpu = self._gpu.start if self._gpu else None
+        return Order(os.getpid(), period_s, origin, None, gpu)
+
+    def allocator(self) -> tuple[int | None, int | None]:
+        """Return allocated and reserved bytes."""
+        stats = torch.cuda.memory_stats_as_nested_dict()
+        return stats["allocated_bytes"]["all"]["current"], stats["reserved_bytes"]["all"]["current"]
+
+    def learn(self, verdict: Verdict) -> None:
+        """Take in what the watching found."""
+        self._verdict = verdict
 
     def late_comers(self) -> tuple[str, ...]:
         """Say which other processes came onto the device meanwhile: they spoil the measurement."""
         return tuple(
             f"another process came onto the device: {other.name} ({other.pid}) with "
             + (f"{other.bytes / MIB:.0f} MiB" if other.bytes else "an unknown share")
-            for other in (self._gpu.late_comers() if self._gpu else ())
+            for other in self._verdict.late
         )
-
-    def __call__(self) -> Reading:
-        process = device = allocated = reserved = None
-        if self._gpu is not None:
-            usage = self._gpu.usage()
-            process, device = self._gpu.taken(usage), usage.used
-        if self._count % _ALLOCATOR_EVERY == 0:
-            stats = torch.cuda.memory_stats_as_nested_dict()
-            allocated = stats["allocated_bytes"]["all"]["current"]
-            reserved = stats["reserved_bytes"]["all"]["current"]
-        self._count += 1
-        return process, device, allocated, reserved
 
 
 class AllocatorPeaks:
@@ -189,26 +236,25 @@ def reader(
     with nvml.session() as available:
         torch.zeros(1, device=device)  # creates the context, so that the driver lists us
         properties = torch.cuda.get_device_properties(device)
-        uuid, warning, gpu = str(properties.uuid), None, None
+        uuid, warning, start = str(properties.uuid), None, None
         try:
             held = torch.cuda.memory_reserved(device)
-            gpu = nvml.GpuReader(uuid, before, os.getpid(), held) if available else None
-            warning = gpu.warning if gpu else None
+            start = nvml.baseline(uuid, before, os.getpid(), held) if available else None
         except LookupError as error:
             warning = f"no NVML memory curve: {error}"
         if not available:
             warning = "no NVML memory curve: the NVIDIA management library is not there"
-        yield (
-            CudaReader(gpu),
-            Device(
-                kind="cuda",
-                name=properties.name,
-                uuid=gpu.uuid if gpu else uuid,
-                total_bytes=gpu.total_bytes if gpu else properties.total_memory,
-                processes=gpu.other_processes() if gpu else (),
+        gpu = nvml.GpuReader(start) if start else None
+        described = Device(
+            kind="cuda",
+            name=properties.name,
+            uuid=gpu.uuid if gpu else uuid,
+            total_bytes=gpu.total_bytes if gpu else properties.total_memory,
+            processes=tuple(
+                Process(**other._asdict()) for other in (gpu.other_processes() if gpu else ())
             ),
-            warning,
         )
+        yield CudaReader(gpu), described, gpu.warning if gpu else warning
 
 
 def _cpu_name() -> str:

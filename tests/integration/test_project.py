@@ -314,8 +314,8 @@ def stop(place: Place, name: str, process: subprocess.Popen[bytes]) -> Stopped:
 
     run = wait_for(on_its_way, f"{name}: no step was logged")
     tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    # The fork server's only child.
-    (training,) = [p for p in tree if p.children() == [] and "forkserver" in " ".join(p.cmdline())]
+    (watcher,) = [p for p in tree if "pipeline.worker.watch" in " ".join(p.cmdline())]
+    training = psutil.Process(watcher.ppid())
     os.kill(training.pid if target == "training" else process.pid, number)
     code = process.wait(timeout=30)
     deadline = time.monotonic() + 20

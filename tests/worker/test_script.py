@@ -11,18 +11,13 @@ from pipeline import script_run
 from pipeline.config import Measurement
 from pipeline.record import Device, Event
 from pipeline.worker import script
+from pipeline.worker.memory import CpuReader
 
 
-class Reader:
-    """As CudaReader, on a card that is not there."""
+class NoCard(CpuReader):
+    """Stands for the reader of a card that is not there."""
 
     source = "nvml_process"
-
-    def __call__(self) -> tuple[int | None, int | None, int | None, int | None]:
-        return 7, 9, None, None
-
-    def late_comers(self) -> tuple[str, ...]:
-        return ("another process came",)
 
 
 class Logger:
@@ -50,7 +45,7 @@ def test_what_is_in_use_at_the_begin_of_training_is_not_called_before(
     @contextmanager
     def reader(device: torch.device, before: Mapping[str, Any]) -> Iterator[Any]:
         asked.append(before)
-        yield Reader(), Device(kind="cuda", name="NVIDIA H200"), None
+        yield NoCard(), Device(kind="cuda", name="NVIDIA H200"), None
 
     monkeypatch.setattr(script, "reader", reader)
     monkeypatch.setattr(script_run, "RunLogger", Logger)
