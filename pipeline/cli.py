@@ -1,23 +1,20 @@
 """The command line: options from the configuration's fields, errors to exit codes."""
 
-import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from json import dumps
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from pipeline import processes
-from pipeline.config import DEFAULT_PRESET, DEFAULT_WORKLOAD, FIELDS, GROUPS, RunConfig
+from pipeline.config import DEFAULT_PRESET, DEFAULT_WORKLOAD
 from pipeline.errors import ConfigError, Interrupted, TrackingError
-from pipeline.preflight import default_workload, look, why_no_gpu, with_device
-from pipeline.presets import asked_for, resolve
+from pipeline.options import LENIENT, configurations, with_settings
 from pipeline.record import Outcome, RunRecord
 from pipeline.report import remarks, rows, verdict
 
@@ -32,44 +29,8 @@ app = typer.Typer(
 # Without markup: messages and paths may hold brackets.
 console = Console(stderr=True, markup=False)
 
-_LENIENT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option per field of the configuration, in addition to its own.
-
-    Values stay text: the models parse them, so a command line and a YAML file mean the same.
-    """
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
-    fields = [_option(name) for name in (*FIELDS, "effective_batch")]
-
-    def wrapper(**values: Any) -> None:
-        settings = {p.name: values.pop(p.name) for p in fields}
-        command(settings={k: v for k, v in settings.items() if v is not None}, **values)
-
-    wrapper.__signature__ = inspect.Signature([*own, *fields])  # type: ignore[attr-defined]
-    wrapper.__doc__ = command.__doc__
-    return wrapper
-
-
-def _option(name: str) -> inspect.Parameter:
-    spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-    if name in FIELDS:
-        field = GROUPS[FIELDS[name]].model_fields[name]
-        default = "" if field.default is None or field.default_factory else f" [{field.default}]"
-        chosen = get_origin(field.annotation) is Literal
-        choices = f": {', '.join(get_args(field.annotation))}" if chosen else ""
-        # Without the escape rich takes a default in brackets for a colour.
-        text, panel = escape(f"{field.description}{choices}{default}"), FIELDS[name].capitalize()
-    else:
-        text, panel = "micro_batch x accumulation: sets accumulation", "Training"
-    option = typer.Option(*spellings, help=text, rich_help_panel=panel, show_default=False)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-    )
-
-
-@app.command("run", context_settings=_LENIENT)
+@app.command("run", context_settings=LENIENT)
 @with_settings
 def run_command(
     *,
@@ -82,7 +43,7 @@ def run_command(
     json: Annotated[bool, typer.Option("--json", help="print the record as JSON")] = False,
 ) -> None:
     """Measure one training, as one MLflow run."""
-    config = _configuration(preset, workload, settings, context.args)
+    [config] = configurations([preset], workload, settings, context.args, console)
     from pipeline.run import run  # imports MLflow: not before the input is known to be good
 
     ran = run(config, console)
@@ -123,40 +84,6 @@ def doctor_command(
         table.add_row(name, found, Text("ok") if good else Text("to mend", "red"))
     (console if json else Console()).print(table)
     raise typer.Exit(0 if all(finding.ok for finding in findings) else TO_MEND)
-
-
-def _configuration(
-    preset: str, workload: str, settings: dict[str, str], extra: Sequence[str]
-) -> RunConfig:
-    """Return the checked configuration; say in one line what `auto` came to mean."""
-    why = ""
-    if workload == DEFAULT_WORKLOAD:
-        named = asked_for(preset, "workload")
-        device = settings.get("device") or asked_for(preset, "device") or "auto"
-        workload, why = (
-            (named, f"workload=auto: {named}, as the preset's file says")
-            if named
-            else default_workload(device)
-        )
-    config = resolve(preset, workload, settings | _unknown_options(extra), look)
-    for line in filter(None, (why, why_no_gpu(config.measurement.device))):
-        console.print(line, highlight=False, soft_wrap=True)
-    return with_device(config)
-
-
-def _unknown_options(words: Sequence[str]) -> dict[str, str]:
-    """Return options that are no fields, so that they are reported with everything else."""
-    found = {}
-    for index, word in enumerate(words):
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            following = words[index + 1] if index + 1 < len(words) else ""
-            found[name.replace("-", "_")] = value or (
-                "" if following.startswith("--") else following
-            )
-        elif index == 0 or not words[index - 1].startswith("--"):
-            found[word] = ""
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

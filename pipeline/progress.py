@@ -66,7 +66,8 @@ class Progress:
             case Proven():
                 self._say("settings read back and in effect")
             case Samples(rows=rows):
-                self._now, self._peak = rows[-1], highest(self._peak, rows)
+                self._now = next((r for r in reversed(rows) if r.process is not None), self._now)
+                self._peak = highest(self._peak, rows)
                 self._show()
             case Steps(rows=marks):
                 self._recent.extend(marks)

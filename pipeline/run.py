@@ -1,11 +1,9 @@
 """One measured training = one MLflow run."""
 
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NamedTuple
 
 from rich.console import Console
@@ -14,6 +12,7 @@ from pipeline import processes
 from pipeline.artifacts import write_artifacts
 from pipeline.config import RunConfig
 from pipeline.errors import TrackingError
+from pipeline.handover import hand_over, noting
 from pipeline.launcher import Launched, Launcher
 from pipeline.progress import Progress
 from pipeline.record import Event
@@ -79,7 +78,12 @@ class Runner:
         with tracked_run(self.client, config, time.time(), name, tags) as tracked:
             launched = _measure(self._launcher, config, tracked, self._console)
             with processes.interrupts_put_off(), _ending(launched, unlogged):
-                _hand_in(launched, tracked, unlogged)
+                record = launched.record
+                unlogged += hand_over(
+                    partial(write_artifacts, launched),
+                    partial(tracked.finish, record, note(record)),
+                    tracked.writer.run_id,
+                )
         writer = tracked.writer
         return Ran(writer.run_id, writer.experiment_id, launched, unlogged)
 
@@ -106,40 +110,5 @@ def _ending(launched: Launched, unlogged: list[str]) -> Iterator[None]:
         with suppress(TrackingError):  # what the block met says more
             end_run(launched.record)
         raise
-    with _noting(unlogged):
+    with noting(unlogged):
         end_run(launched.record)
-
-
-def _hand_in(launched: Launched, tracked: TrackedRun, unlogged: list[str]) -> None:
-    """Log summary, note and files; keep them on disk where the server does not take them."""
-    record, folder = launched.record, None
-    with ExitStack() as stack:
-        with _noting(unlogged, "the files could not all be written: "):
-            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="pipeline-"))
-            folder = Path(name)
-            write_artifacts(launched, folder)
-        with _noting(unlogged):
-            tracked.finish(record, note(record), folder)
-        if unlogged and folder:
-            with _noting(unlogged, "they could not be kept either: "):
-                kept = _keep(folder, tracked.writer.run_id)
-                unlogged.append(f"record, curve and figure are in {kept.resolve()}")
-
-
-@contextmanager
-def _noting(problems: list[str], what: str = "") -> Iterator[None]:
-    """Note what the block raises: a measurement is not lost with a full disk or a figure."""
-    try:
-        yield
-    except Exception as error:
-        problems.append(f"{what}{str(error) or type(error).__name__}")
-
-
-def _keep(folder: Path, run_id: str) -> Path:
-    """Copy the files to where they outlive the command: here, or where everybody may write."""
-    kept = Path("unlogged") / run_id
-    try:
-        return Path(shutil.copytree(folder, kept, dirs_exist_ok=True))
-    except OSError:
-        kept = Path(tempfile.mkdtemp(prefix="unlogged-"))
-        return Path(shutil.copytree(folder, kept, dirs_exist_ok=True))
