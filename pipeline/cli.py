@@ -12,9 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline import processes
-from pipeline.config import DEFAULT_PRESET, DEFAULT_WORKLOAD
+from pipeline.comparison import Comparison
+from pipeline.comparison_text import headline, table
+from pipeline.comparison_text import remarks as comparison_remarks
+from pipeline.config import DEFAULT_LADDER, DEFAULT_PRESET, DEFAULT_WORKLOAD
 from pipeline.errors import ConfigError, Interrupted, TrackingError
 from pipeline.options import LENIENT, configurations, with_settings
+from pipeline.presets import ladder
 from pipeline.record import Outcome, RunRecord
 from pipeline.report import remarks, rows, verdict
 
@@ -66,6 +70,46 @@ def _show(record: RunRecord) -> None:
         table.add_row(name, value)
     console.print(table)
     for remark in remarks(record):
+        console.print(f"note: {remark}", highlight=False, soft_wrap=True)
+
+
+@app.command("compare", context_settings=LENIENT)
+@with_settings
+def compare_command(
+    *,
+    context: typer.Context,
+    settings: dict[str, str],
+    presets: Annotated[
+        str, typer.Option(help="a ladder (article, isolated, a file), or presets joined by commas")
+    ] = DEFAULT_LADDER,
+    workload: Annotated[str, typer.Option(help="name, file or auto")] = DEFAULT_WORKLOAD,
+    repeats: Annotated[int, typer.Option(min=1, help="trainings of each preset, interleaved")] = 3,
+    json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
+) -> None:
+    """Measure several presets on one workload, and set them side by side."""
+    rungs = ladder(presets)
+    configs = configurations(rungs.presets, workload, settings, context.args, console)
+    from pipeline.compare import compare  # imports MLflow
+
+    comparison, unlogged = compare(rungs, configs, repeats, console)
+    if json:
+        sys.stdout.write(comparison.model_dump_json(indent=2) + "\n")
+    _show_comparison(comparison)
+    for problem in unlogged:
+        _print_error(problem)
+    if comparison.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(NOT_LOGGED if unlogged else 0)
+
+
+def _show_comparison(comparison: Comparison) -> None:
+    heads, cells = table(comparison)
+    shown = Table(*heads)
+    for row in cells:
+        shown.add_row(*row)
+    console.print(shown)
+    console.print(headline(comparison).replace("**", ""), soft_wrap=True, highlight=False)
+    for remark in comparison_remarks(comparison):
         console.print(f"note: {remark}", highlight=False, soft_wrap=True)
 
 

@@ -209,4 +209,5 @@ FIELDS: Mapping[str, str] = MappingProxyType(
     {name: group for group, model in GROUPS.items() for name in model.model_fields}
 )
 DEFAULT_PRESET = "baseline"
+DEFAULT_LADDER = "article"
 DEFAULT_WORKLOAD = "auto"

@@ -13,24 +13,24 @@ from matplotlib.axes import Axes
 from pipeline.record import MIB, RunRecord
 from pipeline.recorder import Recorder
 
-_INK, _QUIET, _ALLOCATED, _PEAK = "#1f2937", "#9ca3af", "#d97706", "#b91c1c"
+INK, QUIET, _ALLOCATED, _PEAK = "#1f2937", "#9ca3af", "#d97706", "#b91c1c"
 _CURVE = "#2563eb"
 _PHASES = {"start-up": "#f3f4f6", "warm-up": "#e5e7eb", "measured steps": "#ffffff"}
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": _QUIET,
-    "axes.labelcolor": _INK,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
 }
 
 
 def memory_figure(record: RunRecord, recorder: Recorder, path: Path) -> None:
     """Draw the memory of one training over time, with its phases and its peak, as a PNG."""
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(9, 4.8), dpi=150, layout="constrained")
         _phases(axes, recorder)
         _curves(axes, recorder)
@@ -70,7 +70,7 @@ def _above(axes: Axes, seconds: float, text: str, align: Literal["left", "center
         text,
         ha=align,
         va="bottom",
-        color=_QUIET,
+        color=QUIET,
         fontsize=9,
         transform=axes.get_xaxis_transform(),
     )
@@ -79,7 +79,7 @@ def _above(axes: Axes, seconds: float, text: str, align: Literal["left", "center
 def _curves(axes: Axes, recorder: Recorder) -> None:
     for name, label, color, width in (
         ("process", "taken by the training", _CURVE, 1.8),
-        ("reserved", "reserved by torch", _QUIET, 1.2),
+        ("reserved", "reserved by torch", QUIET, 1.2),
         ("allocated", "allocated by torch", _ALLOCATED, 1.0),
     ):
         readings = [(s.seconds, getattr(s, name)) for s in recorder.samples]
@@ -122,7 +122,7 @@ def _frame(axes: Axes, record: RunRecord) -> None:
         f"{record.config.preset.name} on {record.config.workload_name}{pace}",
         loc="left", fontsize=13, fontweight="bold", pad=18,
     )  # fmt: skip
-    axes.set_title(device, loc="right", fontsize=9, color=_QUIET, pad=18)
+    axes.set_title(device, loc="right", fontsize=9, color=QUIET, pad=18)
     axes.set_xlabel("seconds since the training process took up the training")
     axes.set_ylabel("memory, MiB")
     axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))

@@ -6,9 +6,11 @@ right, the command line.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pipeline.config import FIELDS, Label, RunConfig
+from pydantic import PositiveFloat, ValidationError
+
+from pipeline.config import FIELDS, Frozen, Label, RunConfig
 from pipeline.errors import ConfigError
 from pipeline.layers import Finding, Layer, Problems, read_layer, unknown
 from pipeline.merge import check_contradictions, merge
@@ -79,15 +81,59 @@ def _workload(name: str, parts: Sequence[Layer], problems: Problems) -> Layer:
     return read_layer("workloads", name, problems)
 
 
-def read_ladder(name: str) -> list[str]:
-    """Return the presets of a ladder, in order."""
+class Reference(Frozen):
+    """Figures of the same rows from elsewhere; only their change from row to row compares."""
+
+    source: str
+    memory_mib: tuple[PositiveFloat, ...]
+    samples_per_second: tuple[PositiveFloat, ...]
+
+
+class Ladder(NamedTuple):
+    """Presets to compare, in order."""
+
+    name: str
+    presets: Sequence[str]
+    reference: Reference | None = None
+
+
+def ladder(name: str) -> Ladder:
+    """Return a ladder of this name or in this file, or the presets of a list with commas.
+
+    Raises ConfigError.
+    """
+    if name not in names("ladders") and not _is_ladder(name):
+        presets = [preset.strip() for preset in name.split(",")]
+        return Ladder(name, presets)
     problems = Problems()
     layer = read_layer("ladders", name, problems)
     problems.raise_any()
     rows = layer.values.get("presets")
     if not isinstance(rows, list) or not rows:
         raise ConfigError(f"{layer.place}: presets: a list of presets is needed")
-    return [str(row) for row in rows]
+    presets = [str(row) for row in rows]
+    return Ladder(Path(name).stem, presets, _reference(layer, len(presets)))
+
+
+def _is_ladder(name: str) -> bool:
+    is_yaml = name.endswith((".yaml", ".yml")) and is_file(name)
+    return is_yaml and "presets" in read_layer("ladders", name, Problems()).values
+
+
+def _reference(layer: Layer, rows: int) -> Reference | None:
+    values = layer.values.get("reference")
+    if values is None:
+        return None
+    try:
+        reference = Reference.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(("reference", *map(str, first["loc"])))
+        raise ConfigError(f"{layer.place}: {key}: {first['msg']}") from error
+    for key in ("memory_mib", "samples_per_second"):
+        if len(getattr(reference, key)) != rows:
+            raise ConfigError(f"{layer.place}: reference.{key}: {rows} figures are needed")
+    return reference
 
 
 def _unknown_keys(layer: Layer, more: Sequence[str], problems: Problems) -> None:

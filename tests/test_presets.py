@@ -1,5 +1,6 @@
 """Names, files and values become one configuration, or every problem at once."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.layers import Finding
 from pipeline.paths import PARAMS, names
-from pipeline.presets import asked_for, read_ladder, resolve
+from pipeline.presets import asked_for, ladder, resolve
 
 Write = Callable[[str, str], str]
 
@@ -100,7 +101,7 @@ def test_shipped_workload_resolves_under_its_own_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", names("ladders"))
 def test_every_preset_of_a_shipped_ladder_resolves(name: str) -> None:
-    rows = read_ladder(name)
+    rows = ladder(name).presets
     assert len(rows) >= 2
     for row in rows:
         resolve(row, "article", {})
@@ -116,7 +117,7 @@ ARTICLE = {
 
 
 def test_article_ladder_has_the_articles_rows_in_order() -> None:
-    assert read_ladder("article") == list(ARTICLE)
+    assert ladder("article").presets == list(ARTICLE)
 
 
 @pytest.mark.parametrize("name", ARTICLE)
@@ -373,9 +374,34 @@ def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     assert problem.startswith(f"{path}: cannot be read: ")
 
 
+def test_list_with_commas_is_a_ladder_of_its_own() -> None:
+    assert ladder("adamw, bf16+sdpa").presets == ["adamw", "bf16+sdpa"]
+
+
+def test_file_of_a_preset_is_no_ladder(write: Write) -> None:
+    path = write("mine.yaml", "micro_batch: 2")
+    assert ladder(path).presets == [path]
+
+
+@pytest.mark.parametrize(
+    ("reference", "place"),
+    [
+        ("{source: x, memory_mib: [1], samples_per_second: [1, 2]}", "reference.memory_mib: 2"),
+        ("{source: x, memory_mib: [1, 2]}", "reference.samples_per_second"),
+        ("{source: x, memory_mib: [1, -2], samples_per_second: [1, 2]}", "reference.memory_mib.1"),
+    ],
+)
+def test_reference_that_does_not_fit_its_rows_is_refused(
+    write: Write, reference: str, place: str
+) -> None:
+    path = write("l.yaml", f"presets: [adamw, bf16]\nreference: {reference}")
+    with pytest.raises(ConfigError, match=re.escape(place)):
+        ladder(path)
+
+
 def test_ladder_without_presets_is_refused(write: Write) -> None:
     with pytest.raises(ConfigError, match="a list of presets is needed"):
-        read_ladder(write("l.yaml", "name: l"))
+        ladder(write("l.yaml", "presets: []"))
 
 
 # training_arguments

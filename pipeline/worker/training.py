@@ -75,6 +75,10 @@ def build_trainer(
         raise ConfigError(f"transformers.TrainingArguments: {error}") from error
     with device:
         model = build_model(config.workload, config.training.attention)
+    if config.workload.task != "causal-lm":
+        # These heads take any keyword and pass over `num_items_in_batch`: the Trainer, which looks
+        # at the signature alone, would add up the micro-batches' losses instead of averaging them.
+        model.accepts_loss_kwargs = False  # type: ignore[assignment]
     if config.training.precision == "pure_bf16":
         model.bfloat16()
     dataset: datasets.Dataset = build_dataset(config.workload, model.config)
