@@ -28,6 +28,8 @@ def write_artifacts(launched: Launched, folder: Path) -> None:
         arguments = dict(recorder.built.arguments) | {"output_dir": "trainer_output"}
         text = json.dumps(arguments, indent=2, default=str) + "\n"
         (folder / "training_arguments.json").write_text(text, encoding="utf-8")
+    for name, content in recorder.files.items():
+        (folder / name).write_bytes(content)
     if recorder.samples:  # last: the others are there if it fails
         memory_figure(record, recorder, folder / "memory.png")
 

@@ -162,6 +162,9 @@ class Measurement(Settings):
         description="first steps that never count as speed; not the learning rate's warm-up",
     )
     period_ms: PositiveFloat = Field(8.0, description="time between two memory readings")
+    snapshot: bool = Field(
+        False, description="keep torch's memory history of one step (docs.pytorch.org/memory_viz)"
+    )
     stall_timeout: PositiveFloat = Field(
         900.0, description="seconds without a finished step after which the training is ended"
     )

@@ -67,6 +67,9 @@ def look(config: RunConfig) -> Iterator[Finding]:
     if values is not None:
         yield from _model_findings(values, config.workload)
     yield from _data_findings(config, values)
+    if config.measurement.snapshot and pick_device(config.measurement.device) == "cpu":
+        problem = "snapshot=true: torch keeps a memory history of a GPU only, and here is none"
+        yield Finding(("snapshot", "device"), problem)
 
 
 def _torch_is_cpu_build() -> bool:

@@ -14,6 +14,7 @@ from pipeline.config import Frozen, RunConfig
 
 MIB = 1024**2
 MemorySource = Literal["nvml_process", "nvml_device", "process_uss"]
+Phase = Literal["forward", "backward", "optimizer"]
 Reported = Annotated[float, AllowInfNan(True)]
 """A figure of the Trainer's own: a training that diverges ends with a loss of NaN."""
 
@@ -99,6 +100,21 @@ class Effective(Frozen):
         return eight / total if total else None
 
 
+class Ledger(Frozen):
+    """The peak taken apart, in bytes; the parts sum to it."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """With all temporaries; on a CPU, everything that is none of the parts before."""
+    unused: int | None = None
+    """Held by torch's allocator without use; None on a CPU."""
+    context: int | None = None
+    """CUDA context and libraries; None on a CPU."""
+    phase: Phase | None = None
+
+
 class Started(Frozen):
     """The worker has its device and begins to build the training."""
 
@@ -146,6 +162,24 @@ class Proven(Frozen):
     effective: Effective
 
 
+class Composed(Frozen):
+    """What was alive at the peak of one step, in bytes, counted from the objects."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    managed: int = 0
+    """Of the optimizer's state, what lies in managed memory."""
+    phase: Phase | None = None
+
+
+class Kept(Frozen):
+    """A file that the worker made."""
+
+    name: str
+    content: bytes
+
+
 class Warned(Frozen):
     """Something the reader of the figures should know."""
 
@@ -169,7 +203,7 @@ class Finished(Frozen):
     """Where the headline came from, once the whole curve is known."""
 
 
-Event = Started | Built | Samples | Steps | Logged | Proven | Warned | Finished
+Event = Started | Built | Samples | Steps | Logged | Proven | Composed | Kept | Warned | Finished
 
 
 class RunRecord(Frozen):
@@ -185,6 +219,7 @@ class RunRecord(Frozen):
     memory_source: MemorySource | None = None
     versions: Mapping[str, str] = Field(default_factory=dict)
     effective: Effective | None = None
+    ledger: Ledger | None = None
     warnings: tuple[str, ...] = ()
     diverged: bool = False
     """The loss was not finite at some step, so the run is no candidate for a best one."""

@@ -7,11 +7,15 @@ from statistics import median
 from typing import Any
 
 from pipeline.config import RunConfig
+from pipeline.ledger import taken_apart
 from pipeline.record import (
     MIB,
     Built,
+    Composed,
     Event,
     Finished,
+    Kept,
+    Ledger,
     Logged,
     MemorySample,
     Outcome,
@@ -41,6 +45,8 @@ class Recorder:
         self.started: Started | None = None
         self.built: Built | None = None
         self.proven: Proven | None = None
+        self.composed: Composed | None = None
+        self.files: dict[str, bytes] = {}
         self.finished: Finished | None = None
         self.began_at = time.time()
         self._warmup_steps = warmup_steps
@@ -58,14 +64,10 @@ class Recorder:
                 self.logged.append(event)
             case Warned(message=message):
                 self.warnings.append(message)
-            case Started():
-                self.started = event
-            case Built():
-                self.built = event
-            case Proven():
-                self.proven = event
-            case Finished():
-                self.finished = event
+            case Kept(name=name, content=content):
+                self.files[name] = content
+            case _:  # of the others there is one each, kept under its own name
+                setattr(self, type(event).__name__.lower(), event)
 
     @property
     def warmup(self) -> int:
@@ -94,6 +96,7 @@ class Recorder:
             memory_source=source or (started.memory_source if started else None),
             versions=started.versions if started else {},
             effective=self.proven.effective if self.proven else None,
+            ledger=self.ledger(),
             warnings=self._all_warnings(),
             diverged=self.diverged,
             steps=len(self.steps),
@@ -105,6 +108,7 @@ class Recorder:
         """Return the summary figures; what was not measured, or is not finite, is absent."""
         values: dict[str, float | None] = {
             **self._memory_metrics(),
+            **self._ledger_metrics(),
             **self._speed_metrics(),
             **self._trainer_metrics(),
         }
@@ -125,6 +129,16 @@ class Recorder:
             "optimizer_state_mib": _mib(effective.optimizer_bytes if effective else None),
             "optimizer_8bit_share": effective.eight_bit_share if effective else None,
         }
+
+    def ledger(self) -> Ledger | None:
+        """Return the peak taken apart; None where its parts are not known."""
+        done, peak = self.finished, self.peak.process if self.peak else None
+        return taken_apart(peak, self.composed, done) if peak and self.composed and done else None
+
+    def _ledger_metrics(self) -> dict[str, float | None]:
+        ledger = self.ledger()
+        parts = ledger.model_dump(exclude={"phase"}) if ledger else {}
+        return {f"ledger/{part}_mib": _mib(count) for part, count in parts.items()}
 
     def _speed_metrics(self) -> dict[str, float | None]:
         if not self.steps:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pipeline.record import MIB, Outcome, RunRecord
+from pipeline.record import MIB, Ledger, Outcome, RunRecord
 
 ABSENT = "-"
 _SOURCES = {
@@ -17,6 +17,13 @@ _VERDICTS = {
     Outcome.UNSUPPORTED: "is not supported on this machine",
     Outcome.TIMEOUT: "was ended for time",
     Outcome.FAILED: "failed",
+}
+
+
+_PHASES = {
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer step",
 }
 
 
@@ -41,6 +48,8 @@ def rows(record: RunRecord) -> Iterator[tuple[str, str]]:
     if "peak_allocated_mib" in metrics:
         yield "peak allocated by torch", _mib(metrics.get("peak_allocated_mib"))
         yield "peak reserved by torch", _mib(metrics.get("peak_reserved_mib"))
+    if record.ledger:
+        yield "what the peak holds", _parts(record.ledger)
     yield "throughput", _speed(record)
     yield "step time, median (95th percentile)", _step_time(record)
     if "tflops" in metrics:
@@ -98,6 +107,12 @@ def remarks(record: RunRecord) -> Iterator[str]:
 
 def _mib(value: float | None) -> str:
     return ABSENT if value is None else f"{value:,.0f} MiB"
+
+
+def _parts(ledger: Ledger) -> str:
+    parts = ledger.model_dump(exclude={"phase"})
+    told = ", ".join(f"{part} {count / MIB:,.0f}" for part, count in parts.items() if count)
+    return f"{told} MiB" + (f" ({_PHASES[ledger.phase]})" if ledger.phase else "")
 
 
 def _speed(record: RunRecord) -> str:

@@ -220,6 +220,8 @@ def _tags(record: RunRecord) -> dict[str, str]:
         tags["partial"] = "true"
     if record.diverged:
         tags["diverged"] = "true"
+    if record.ledger and record.ledger.phase:
+        tags["ledger.phase"] = record.ledger.phase
     if record.memory_source:
         tags["memory.source"] = record.memory_source
     if record.device:

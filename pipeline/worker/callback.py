@@ -11,8 +11,9 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pipeline.config import Measurement
-from pipeline.record import Built, Event, Logged, Proven, StepMark, Steps, Warned
+from pipeline.record import Built, Event, Kept, Logged, Proven, StepMark, Steps, Warned
 from pipeline.throughput import Rate, rate, warmup_length
+from pipeline.worker.ledger import PeakTrace
 from pipeline.worker.memory import AllocatorPeaks
 from pipeline.worker.proof import (
     AutocastProbe,
@@ -58,6 +59,7 @@ class MemoryCallback(TrainerCallback):
         self._sink = sink
         self._on_proven = on_proven
         adaptive = measurement.measure == "adaptive"
+        self._snapshot = measurement.snapshot
         self._stopping = _StopWhenKnown(measurement.warmup_steps) if adaptive else None
         self.peaks: AllocatorPeaks | None = None
 
@@ -91,6 +93,8 @@ class MemoryCallback(TrainerCallback):
         # A hook inside a compiled model would break its graph.
         self._probe = None if args.torch_compile else AutocastProbe.of(kwargs["model"])
         self._proven = False
+        self._trace: PeakTrace | None = None
+        self._traced = False
         self._frames_before = compiled_frames()
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         arguments = {key: value for key, value in args.to_dict().items() if value is not None}
@@ -100,13 +104,30 @@ class MemoryCallback(TrainerCallback):
         """See TrainerCallback."""
         self._counter.next_epoch()
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """See TrainerCallback."""
+        # The first step after the proof is one of the steady state, and still warm-up.
+        if not self._traced and (self._proven or state.max_steps == 1):
+            self._traced = True
+            self._trace = PeakTrace(args.device, self._keep if self._snapshot else None)
+            self._trace.begin(kwargs["model"], args.torch_compile)
         self._clock.begin()
+
+    def _keep(self, snapshot: bytes) -> None:
+        self._sink(Kept(name="memory_snapshot.pickle", content=snapshot))
 
     def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
         """See TrainerCallback."""
         self._counter.next_micro_batch()
+        if self._trace:
+            self._trace.next_micro_batch()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """See TrainerCallback."""
+        if self._trace:
+            self._trace.before_optimizer(kwargs["model"])
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -119,6 +140,9 @@ class MemoryCallback(TrainerCallback):
         # A loss scale that is still too high has the first steps skipped: there is no state yet.
         if not self._proven and not getattr(kwargs["optimizer"], "step_was_skipped", False):
             self._prove(args, **kwargs)
+        if self._trace:
+            self._sink(self._trace.end(kwargs["model"], kwargs["optimizer"]))
+            self._trace = None
         if marks:
             self._sink(Steps.model_construct(rows=tuple(marks)))
         if self._stopping and self._stopping.enough(marks):

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import TrainingArguments
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from pipeline.config import RunConfig, Training
 from pipeline.errors import NotInEffectError
 from pipeline.record import Effective
+from pipeline.worker.ledger import tensors
 
 # Below this, 8-bit optimizers keep a tensor's state in 32 bits (bitsandbytes: min_8bit_size).
 _MIN_8BIT_ELEMENTS = 4096
@@ -174,27 +174,12 @@ def _bytes_by_dtype(states: Iterable[Any]) -> dict[str, int]:
     """Return the bytes of all tensors in these states by dtype; shared storage counts once."""
     seen: set[int] = set()
     counts: Counter[str] = Counter()
-    for tensor in _tensors(states):
+    for tensor in tensors(states):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             counts[_name(tensor.dtype)] += storage.nbytes()
     return dict(counts)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if is_traceable_wrapper_subclass(value):  # torchao's quantized states
-            names, _ = value.__tensor_flatten__()
-            for name in names:
-                yield from _tensors(getattr(value, name))
-        else:
-            yield value
-    elif isinstance(value, dict):
-        yield from _tensors(value.values())
-    elif isinstance(value, Iterable) and not isinstance(value, str):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _name(dtype: torch.dtype) -> str:

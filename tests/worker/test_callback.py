@@ -126,6 +126,7 @@ def test_events_come_in_the_order_of_the_training(
         "Built",
         "Proven",
         f"step 1: {samples} samples",
+        "Composed",
         f"step 2: {samples} samples",
         f"logged 2: {LOGGED}",
         f"step 3: {samples} samples",
