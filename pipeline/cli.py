@@ -17,12 +17,20 @@ from pipeline.comparison_text import headline, table
 from pipeline.comparison_text import remarks as comparison_remarks
 from pipeline.config import DEFAULT_LADDER, DEFAULT_PRESET, DEFAULT_WORKLOAD
 from pipeline.errors import ConfigError, Interrupted, TrackingError
-from pipeline.options import LENIENT, configurations, with_settings
+from pipeline.options import (
+    BAD_INPUT,
+    INTERRUPTED,
+    LENIENT,
+    NOT_COMPLETED,
+    NOT_LOGGED,
+    TO_MEND,
+    configurations,
+    with_settings,
+)
 from pipeline.presets import ladder
 from pipeline.record import Outcome, RunRecord
 from pipeline.report import remarks, rows, verdict
-
-TO_MEND, BAD_INPUT, NOT_COMPLETED, NOT_LOGGED, INTERRUPTED = 1, 2, 3, 4, 130
+from pipeline.search.cli import search_command
 
 app = typer.Typer(
     help="Measure what training optimizations do to memory and throughput.",
@@ -111,6 +119,9 @@ def _show_comparison(comparison: Comparison) -> None:
     console.print(headline(comparison).replace("**", ""), soft_wrap=True, highlight=False)
     for remark in comparison_remarks(comparison):
         console.print(f"note: {remark}", highlight=False, soft_wrap=True)
+
+
+app.command("search", context_settings=LENIENT)(search_command)
 
 
 @app.command("doctor")

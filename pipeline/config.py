@@ -150,6 +150,12 @@ class Measurement(Settings):
     measure: Literal["full", "adaptive"] = Field(
         "full", description="the whole training, or until throughput is known within 2 %"
     )
+    floor: Annotated[PositiveFloat | None, Unset] = Field(
+        None, description="samples/s: adaptive measurement also ends once it is clear of this"
+    )
+    ceiling_mib: Annotated[PositiveFloat | None, Unset] = Field(
+        None, description="adaptive measurement also ends, barely timed, above this peak"
+    )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:INDEX"
     )

@@ -13,6 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.preflight import default_workload, look, why_no_gpu, with_device
 from pipeline.presets import asked_for, resolve
 
+TO_MEND, BAD_INPUT, NOT_COMPLETED, NOT_LOGGED, INTERRUPTED = 1, 2, 3, 4, 130
 LENIENT = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Of a command with settings: what it does not know is reported with everything else."""
 
@@ -20,10 +21,12 @@ LENIENT = {"allow_extra_args": True, "ignore_unknown_options": True}
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option per field of the configuration, in addition to its own.
 
+    An option of its own by the name of a field takes that field's place.
     Values stay text: the models parse them, so a command line and a YAML file mean the same.
     """
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
-    fields = [_option(name) for name in (*FIELDS, "effective_batch")]
+    taken = {parameter.name for parameter in own}
+    fields = [_option(name) for name in (*FIELDS, "effective_batch") if name not in taken]
 
     def wrapper(**values: Any) -> None:
         settings = {p.name: values.pop(p.name) for p in fields}

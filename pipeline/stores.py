@@ -16,6 +16,7 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
 
@@ -32,6 +33,12 @@ def opening(uri: str) -> Iterator[None]:
         if uri.startswith(_SQLITE):
             _check_file(uri.removeprefix(_SQLITE).partition("?")[0])
         yield
+
+
+def beside(uri: str, name: str) -> str:
+    """Return an sqlite store of this name in the folder of a local store, or in this one."""
+    path = uri.removeprefix(_SQLITE).partition("?")[0] if uri.startswith(_SQLITE) else ""
+    return f"{_SQLITE}{Path(path).with_name(name) if path else name}"
 
 
 def _check_file(path: str) -> None:

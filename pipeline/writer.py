@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,21 @@ class RunWriter:
         except MlflowException:
             return f"param {param.key}={param.value}: the run has another value already"
         return None
+
+
+def summary_of(client: MlflowClient, run_id: str) -> dict[str, float]:
+    """Return a run's summary figures, without its curves; none of a run that is not there."""
+    try:
+        metrics = client.get_run(run_id).data.metrics
+    except MlflowException:
+        return {}
+    return {name: value for name, value in metrics.items() if "/" not in name}
+
+
+def fetch(client: MlflowClient, run_id: str, name: str, folder: Path) -> None:
+    """Copy a file of a run into a folder, if the run has it and is there."""
+    with suppress(MlflowException, OSError):
+        client.download_artifacts(run_id, name, str(folder))
 
 
 def _text(value: Any) -> str:

@@ -1,9 +1,7 @@
 """The TrainerCallback. It marks what happens; threads, files and runs belong to others."""
 
-import math
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,8 +9,8 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pipeline.config import Measurement
-from pipeline.record import Built, Event, Kept, Logged, Proven, StepMark, Steps, Warned
-from pipeline.throughput import Rate, rate, warmup_length
+from pipeline.record import Built, Event, Kept, Logged, Proven, Steps, Warned
+from pipeline.worker.adaptive import StopWhenKnown
 from pipeline.worker.ledger import PeakTrace
 from pipeline.worker.memory import AllocatorPeaks
 from pipeline.worker.proof import (
@@ -23,10 +21,6 @@ from pipeline.worker.proof import (
 )
 from pipeline.worker.script import ScriptSession
 from pipeline.worker.steps import BatchCounter, CudaClock, HostClock, StepClock
-
-_RELATIVE_HALF_WIDTH = 0.02
-_MIN_ADAPTIVE_STEPS = 10
-_MIN_ADAPTIVE_SECONDS = 1.0
 
 
 class MemoryCallback(TrainerCallback):
@@ -39,7 +33,7 @@ class MemoryCallback(TrainerCallback):
     With a `sink` it only marks: events go there, and watching memory is the caller's. `origin` is
     the time.perf_counter() that all times count from. `on_proven` may look at the settings that
     were read back after the first step, and raise. Where `measurement` says "adaptive" the training
-    ends once the throughput's 95 % interval is within 2 % of it.
+    ends as soon as enough is known; `taken` then tells the bytes that it takes now.
     """
 
     def __init__(
@@ -49,6 +43,7 @@ class MemoryCallback(TrainerCallback):
         *,
         measurement: Measurement | None = None,
         on_proven: Callable[[Proven, torch.nn.Module], None] | None = None,
+        taken: Callable[[], int] | None = None,
     ) -> None:
         measurement = measurement or Measurement()
         self._origin = time.perf_counter() if origin is None else origin
@@ -60,7 +55,7 @@ class MemoryCallback(TrainerCallback):
         self._on_proven = on_proven
         adaptive = measurement.measure == "adaptive"
         self._snapshot = measurement.snapshot
-        self._stopping = _StopWhenKnown(measurement.warmup_steps) if adaptive else None
+        self._stopping = StopWhenKnown(measurement, taken) if adaptive else None
         self.peaks: AllocatorPeaks | None = None
 
     def __enter__(self) -> Self:
@@ -181,30 +176,6 @@ class MemoryCallback(TrainerCallback):
         self._sink(event)
         if self._on_proven:
             self._on_proven(event, model)
-
-
-class _StopWhenKnown:
-    """Says when the throughput is known well enough."""
-
-    def __init__(self, warmup_steps: int) -> None:
-        self._warmup_steps = warmup_steps
-        self._marks: list[StepMark] = []
-        self._look_at = _MIN_ADAPTIVE_STEPS + warmup_steps
-
-    def enough(self, marks: list[StepMark]) -> bool:
-        """Take in new steps and return whether the interval is narrow enough."""
-        self._marks += marks
-        if len(self._marks) < self._look_at:
-            return False
-        # Looking every time would cost more than it saves, and stop at the first lucky streak.
-        self._look_at = math.ceil(self._look_at * 1.25)
-        ends = [mark.ended for mark in self._marks]
-        seconds = [later - sooner for sooner, later in pairwise(ends)]
-        skip = warmup_length(seconds, self._warmup_steps)
-        counts = [mark.samples or 0 for mark in self._marks[1:]]
-        speed: Rate | None = rate(counts[skip:], seconds[skip:])
-        long_enough = sum(seconds[skip:]) >= _MIN_ADAPTIVE_SECONDS
-        return bool(speed and long_enough and speed.relative_half_width <= _RELATIVE_HALF_WIDTH)
 
 
 def _rows(loader: Any) -> int | None:

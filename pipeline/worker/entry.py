@@ -15,7 +15,8 @@ from pipeline.errors import ConfigError, NotInEffectError, UnsupportedError
 from pipeline.record import MIB, Event, Finished, Outcome, Proven, Started, Warned
 from pipeline.worker.callback import MemoryCallback
 from pipeline.worker.flops import flops_per_sample, peak_flops
-from pipeline.worker.memory import MemoryMonitor, Reading, reader, used_before
+from pipeline.worker.limit import cap_allocator, check_taken
+from pipeline.worker.memory import MemoryMonitor, reader, used_before
 from pipeline.worker.proof import check
 from pipeline.worker.support import require
 from pipeline.worker.training import build_trainer
@@ -75,17 +76,29 @@ def _measure(config: RunConfig, stream: Stream, requested: float) -> Finished:
         if warning:
             stream.post(Warned(message=warning))
 
+        limit, total = config.measurement.memory_limit_mib, described.total_bytes
+
         def prove(proven: Proven, model: torch.nn.Module) -> None:
+            if limit and total:  # by now kernels and cuBLAS have added to the context
+                cap_allocator(limit * MIB, total, read()[0])
             for message in check(config, proven.effective, model):
                 stream.post(Warned(message=message))
 
         measurement = config.measurement
-        callback = MemoryCallback(stream.post, origin, measurement=measurement, on_proven=prove)
+        callback = MemoryCallback(
+            stream.post,
+            origin,
+            measurement=measurement,
+            on_proven=prove,
+            taken=lambda: read()[0] or 0,
+        )
         try:
-            if measurement.memory_limit_mib and described.total_bytes:
-                _limit_memory(measurement.memory_limit_mib * MIB, described.total_bytes, read())
+            if limit and total:
+                cap_allocator(limit * MIB, total, read()[0])
             with MemoryMonitor(read, measurement.period_ms / 1e3, stream.flush, origin):
                 metrics = _train(config, device, callback)
+            if limit:  # the allocator gives nothing back, so this is the peak
+                check_taken(read()[0] or 0, limit)
             finished = Finished(
                 outcome=Outcome.COMPLETED,
                 metrics=metrics,
@@ -130,13 +143,6 @@ def _allocator_peaks(callback: MemoryCallback) -> dict[str, int]:
     with suppress(RuntimeError):  # after some errors CUDA answers no more; earlier steps' remain
         peaks.lap()
     return {"peak_allocated_bytes": peaks.allocated, "peak_reserved_bytes": peaks.reserved}
-
-
-def _limit_memory(limit_bytes: int, total_bytes: int, reading: Reading) -> None:
-    """Have the allocator refuse what a card of this size could not give, context included."""
-    context = reading[0] or 0
-    share = max(limit_bytes - context, 0) / total_bytes
-    torch.cuda.set_per_process_memory_fraction(min(share, 1.0))
 
 
 def _prove_allocator(alloc_conf: str | None, device: torch.device) -> None:

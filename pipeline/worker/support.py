@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
+from pipeline.combinations import contradictions
 from pipeline.config import RunConfig, Training
 from pipeline.errors import UnsupportedError
 
@@ -37,7 +38,6 @@ _PIP_NAMES = {
 }
 # The compute capability from which on a number format is built into the hardware.
 _CAPABILITIES = {"tf32": (8, 0), "bf16": (8, 0), "pure_bf16": (8, 0), "fp16": (5, 3), "fp8": (8, 9)}
-_ON_CPU = ("fp32", "bf16", "pure_bf16")
 _COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -46,9 +46,10 @@ def require(config: RunConfig) -> None:
     training, device = config.training, config.measurement.device
     missing = [
         *_device(device),
-        *_precision(training, device),
+        *contradictions(training, device),
+        *([] if device == "cpu" else _precision(training)),
         *_optimizer(training.optimizer),
-        *_attention(training, device),
+        *_attention(training),
         *(_only_on_gpus(config) if device == "cpu" else []),
     ]
     if missing:
@@ -62,15 +63,8 @@ def _device(device: str) -> list[str]:
     return [f"device={device} needs a CUDA GPU and none can be used{build}"]
 
 
-def _precision(training: Training, device: str) -> list[str]:
+def _precision(training: Training) -> list[str]:
     precision = training.precision
-    if device == "cpu":
-        if precision in _ON_CPU:
-            return []
-        return [
-            f"precision={precision} needs a CUDA GPU and this training runs on the CPU, "
-            f"where precision can be {', '.join(_ON_CPU)}"
-        ]
     missing = _package("torchao", "precision=fp8") if precision == "fp8" else []
     needed = _CAPABILITIES.get(precision)
     if needed is None or not torch.cuda.is_available():
@@ -92,27 +86,16 @@ def _optimizer(name: str) -> list[str]:
     return _package(package, f"optimizer={name}") if package else []
 
 
-def _attention(training: Training, device: str) -> list[str]:
+def _attention(training: Training) -> list[str]:
     if training.attention != "flash_attention_2":
         return []
-    problems = _package("flash_attn", "attention=flash_attention_2")
-    if device == "cpu":
-        problems.append("attention=flash_attention_2 needs a CUDA GPU; sdpa and eager work here")
-    elif training.precision not in ("bf16", "fp16", "pure_bf16"):
-        problems.append(
-            f"attention=flash_attention_2 computes in bf16 or fp16, not {training.precision}"
-        )
-    return problems
+    return _package("flash_attn", "attention=flash_attention_2")
 
 
 def _only_on_gpus(config: RunConfig) -> list[str]:
     """Return the settings that would do nothing on a CPU, or fail there later."""
     training, limit = config.training, config.measurement.memory_limit_mib
     problems = []
-    if training.alloc_conf:
-        problems.append(f"alloc_conf={training.alloc_conf} sets CUDA's allocator: needs a CUDA GPU")
-    if training.optimizer.startswith("paged_"):
-        problems.append(f"optimizer={training.optimizer} pages GPU memory: needs a CUDA GPU")
     if limit is not None:
         problems.append(f"memory_limit_mib={limit} limits GPU memory: needs a CUDA GPU")
     compilers = (*os.environ.get("CXX", "").split()[:1], *_COMPILERS)

@@ -1,0 +1,1 @@
+"""The search: the least memory with which a training reaches a throughput."""
