@@ -17,7 +17,7 @@ from pipeline.throughput import MIN_TIMED_STEPS
 
 TRIAL_STEPS = 40
 """At most so many steps of a trial that stays close to the floor; most need about ten."""
-START_STEPS = 20
+START_STEPS = 12
 """At most so many of each repeat of the start: runs differ by more than the steps of one."""
 _LOOK_AGAIN_SECONDS = 0.5
 

@@ -1,6 +1,6 @@
 """The frugal sampler finds the optimum, with few trials, and never measures twice."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -80,7 +80,7 @@ def test_setting_that_is_unsupported_is_tried_once() -> None:
     known = sampled(sampler, candidates[0], formula, 60.0)
     tried = [c for c in known.results if ("precision", "fp8") in c.options]
     assert len(tried) == 1
-    verdicts = [i.verdict for c, i in sampler.inferred(known).items() if c.options != tried[0]]
+    verdicts = [inferred.verdict for inferred in sampler.inferred(known).values()]
     assert verdicts.count(Verdict.UNSUPPORTED) == 3
 
 
@@ -104,15 +104,18 @@ def test_prediction_far_beyond_the_limit_is_believed() -> None:
 
 
 @pytest.mark.parametrize("make", [InOrder, lambda c: shuffled(c, 1)])
-def test_samplers_to_compare_with_measure_everything_once(make: type[InOrder]) -> None:
+def test_samplers_to_compare_with_measure_everything_once(
+    make: Callable[[Sequence[Candidate]], Sampler],
+) -> None:
     candidates, formula = space(8, {"precision": ["fp32", "bf16"]}), training(0)
     known = sampled(make(candidates), candidates[0], formula, 1.0)
     assert set(known.results) == set(candidates)
 
 
 @pytest.mark.parametrize("make", [asking.tpe, asking.gp])
-def test_samplers_of_optuna_never_repeat_a_trial(make: type[asking.Asking]) -> None:
+def test_samplers_of_optuna_never_repeat_a_trial(
+    make: Callable[[Sequence[Candidate], int], Sampler],
+) -> None:
     candidates, formula = space(8, {"precision": ["fp32", "bf16"]}), training(0)
-    sampler: Sampler = make(candidates, 3)
-    known = sampled(sampler, candidates[0], formula, 1.0)
+    known = sampled(make(candidates, 3), candidates[0], formula, 1.0)
     assert 4 <= len(known.results) <= len(candidates)
