@@ -7,6 +7,9 @@
 does not suffice for is left to the next call with the same file. `replay` gives each sampler the
 stored steps instead of a GPU, resampled by the seed, and stops each training where the adaptive
 measurement would. The cost is that of all trainings: start, trials, and the winner's whole epoch.
+
+`frugal` ends by itself. Every other sampler, and `frugal, stopped`, is stopped for it as soon as it
+has met the optimum, which nobody could do who does not know it.
 """
 
 import argparse
@@ -172,15 +175,18 @@ class Replay:
 
 
 def searched(
-    start: RunConfig, first: Candidate, sampler: Sampler, replay: Replay, share: float, goal: float
+    start: RunConfig,
+    plan: Plan,
+    replay: Replay,
+    goal: float,
+    *,
+    knows_its_end: bool,
 ) -> tuple[float | None, int]:
     """Return the memory of the confirmed winner, and the number of trainings.
 
-    A sampler that does not know when it is done is stopped for it as soon as it met the optimum.
+    A sampler that does not know when it is done is stopped as soon as it has met the optimum.
     """
-    plan = Plan(first, Floor(share, is_share=True), sampler)
     entries: list[Entry] = []
-    knows_its_end = isinstance(sampler, Frugal)
     while True:
         known = plan.known(entries)
         met = known is not None and (known.best_mib or goal * 9) <= goal * (1 + EQUAL_MEMORY)
@@ -234,6 +240,7 @@ def replays(
     whole = sum(g.overhead_seconds + sum(g.step_seconds) for g in grid.values())
     makers: dict[str, Callable[[int], Sampler]] = {
         "frugal": lambda seed: Frugal(found),
+        "frugal, stopped": lambda seed: Frugal(found),
         "tpe": lambda seed: asking.tpe(found, seed),
         "gp": lambda seed: asking.gp(found, seed),
         "random": lambda seed: shuffled(found, seed),
@@ -245,7 +252,8 @@ def replays(
             row: dict[str, object] = {"floor": share, "seed": seed, "optimum_mib": goal}
             for name, make in makers.items():
                 replay = Replay(grid, seed)
-                best, count = searched(start, first, make(seed), replay, share, goal)
+                plan = Plan(first, Floor(share, is_share=True), make(seed))
+                best, count = searched(start, plan, replay, goal, knows_its_end=name == "frugal")
                 yield row | cost(name, replay.seconds, replay.steps, count, whole, best)
             seconds, steps, count = plain_loop(found, grid, seed, floor, goal)
             yield row | cost("plain loop", seconds, steps, count, whole, goal)
@@ -293,7 +301,7 @@ def write(rows: Sequence[dict[str, object]], path: Path) -> None:
             if row["found_mib"] is not None
         )
         print(
-            f"floor {floor:<4} {name:<10} found the optimum {hits} of {len(own)}, "
+            f"floor {floor:<4} {name:<15} found the optimum {hits} of {len(own)}, "
             f"{statistics.median(shares):.1%} of the grid's seconds (worst {max(shares):.1%})"
         )
 

@@ -81,7 +81,7 @@ def test_every_shipped_file_is_of_a_known_kind() -> None:
     assert all(by_kind[kind] >= least for kind, least in KINDS.items()), by_kind
 
 
-KINDS = {"presets": 16, "workloads": 4, "ladders": 2, "models": 3}
+KINDS = {"presets": 16, "workloads": 4, "ladders": 2, "models": 3, "spaces": 2}
 
 
 @pytest.mark.parametrize("name", names("presets"))
