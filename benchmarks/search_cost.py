@@ -74,7 +74,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    start = with_device(resolve(given.preset, given.workload, {}))
+    # A replay needs no GPU, but the grid's own configurations.
+    device = {"device": "cuda"} if given.what == "replay" else {}
+    start = with_device(resolve(given.preset, given.workload, device))
     dimensions = read_space(given.space)
     pairs = batches(start.training, [given.effective_batch], [])
     found = candidates(start, pairs, dimensions)
@@ -237,7 +239,8 @@ def replays(
     missing = [c.key for c in found if c.key not in grid]
     if missing:
         raise SystemExit(f"the grid lacks {len(missing)} configurations: run `grid` again")
-    whole = sum(g.overhead_seconds + sum(g.step_seconds) for g in grid.values())
+    own = [grid[c.key] for c in found]
+    whole = sum(stored.overhead_seconds + sum(stored.step_seconds) for stored in own)
     makers: dict[str, Callable[[int], Sampler]] = {
         "frugal": lambda seed: Frugal(found),
         "frugal, stopped": lambda seed: Frugal(found),

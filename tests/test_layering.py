@@ -117,6 +117,7 @@ ALLOWED: dict[str, set[str]] = {
         "artifacts",
         "config",
         "errors",
+        "handover",
         "run",
         "search.answer",
         "search.figure",

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pipeline.config import DEFAULT_PRESET, DEFAULT_WORKLOAD
 from pipeline.errors import ConfigError
-from pipeline.options import INTERRUPTED, NOT_COMPLETED, configurations, with_settings
+from pipeline.options import INTERRUPTED, NOT_COMPLETED, NOT_LOGGED, configurations, with_settings
 
 console = Console(stderr=True, markup=False)
 
@@ -78,6 +78,10 @@ def search_command(
         sys.stdout.write(as_json(searched.answer) + "\n")
     if searched.stopped_by:
         console.print(f"error: {searched.stopped_by}", soft_wrap=True)
+    for problem in searched.unlogged:
+        console.print(f"error: {problem}", soft_wrap=True)
     if searched.interrupted:
         raise typer.Exit(INTERRUPTED)
-    raise typer.Exit(NOT_COMPLETED if searched.stopped_by or searched.answer.start_failed else 0)
+    if searched.stopped_by or searched.answer.start_failed:
+        raise typer.Exit(NOT_COMPLETED)
+    raise typer.Exit(NOT_LOGGED if searched.unlogged else 0)

@@ -2,10 +2,10 @@
 
 import json
 import logging
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from pipeline.artifacts import config_yaml
 from pipeline.config import Label, RunConfig
 from pipeline.errors import ConfigError, Interrupted
+from pipeline.handover import hand_over
 from pipeline.run import Runner, runner
 from pipeline.search.answer import Answer, Row, answer, line, sentences, trials_csv
 from pipeline.search.figure import write_html, write_png
@@ -30,6 +31,7 @@ class Searched(NamedTuple):
     """What a search came to, and what ended it early, if anything did."""
 
     answer: Answer
+    unlogged: Sequence[str]
     interrupted: bool = False
     stopped_by: str | None = None
     """The error of a training, not about memory or speed."""
@@ -56,10 +58,10 @@ def search(
             ):
                 work.run()
         except Interrupted:
-            return Searched(work.answer(), interrupted=True)
+            return Searched(work.answer(), work.unlogged, interrupted=True)
         except StoppedError as error:
-            return Searched(work.answer(), stopped_by=str(error))
-        return Searched(work.answer())
+            return Searched(work.answer(), work.unlogged, stopped_by=str(error))
+        return Searched(work.answer(), work.unlogged)
 
 
 def _params(prepared: Prepared, name: str) -> dict[str, Any]:
@@ -77,6 +79,8 @@ class _Work:
         self._study = study
         self._trainings = trainings
         self._console = console
+        self.unlogged: list[str] = []
+        """What of trials and answer is not in MLflow, and where it lies instead."""
 
     def say(self, text: str) -> None:
         """Tell the user."""
@@ -97,8 +101,7 @@ class _Work:
 
     def _measure(self, config: RunConfig, *, name: str, tags: dict[str, str]) -> Trained:
         ran = self._trainings.run(config, name=name, tags=tags)
-        for problem in ran.unlogged:
-            self.say(f"warning: {problem}")
+        self.unlogged += ran.unlogged
         launched = ran.launched
         return Trained(launched.record, ran.run_id, launched.recorder.finished is None)
 
@@ -127,6 +130,11 @@ class _Work:
             complete=found.complete,
             inferred={r.configuration: [r.verdict, r.follows_from] for r in rows if not r.run_id},
         )
+        write, log = partial(self._write_files, found), partial(self._log, writer, found)
+        self.unlogged += hand_over(write, log, writer.run_id)
+        self.say(f"see {where_to_look(writer.run_id, writer.experiment_id)}")
+
+    def _log(self, writer: RunWriter, found: Answer, folder: Path | None) -> None:
         counts = {"measured": found.measured, "inferred": found.inferred, "failed": found.failed}
         metrics = {f"trials/{name}": float(count) for name, count in counts.items()}
         if found.best:
@@ -134,10 +142,8 @@ class _Work:
             metrics |= {f"best/{name}": value for name, value in own.items()}
         writer.summary(metrics, time.time())
         writer.note("\n\n".join(sentences(found)))
-        with tempfile.TemporaryDirectory(prefix="pipeline-") as name:
-            self._write_files(found, Path(name))
-            writer.artifacts(Path(name))
-        self.say(f"see {where_to_look(writer.run_id, writer.experiment_id)}")
+        if folder:
+            writer.artifacts(folder)
 
     def _write_files(self, found: Answer, folder: Path) -> None:
         (folder / "trials.csv").write_text(trials_csv(found.rows), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -82,14 +83,18 @@ def write_png(answer: Answer, path: Path) -> None:
             axes.axvline(answer.floor, color=_WINNER, lw=1, ls=(0, (4, 3)), zorder=2)
             axes.annotate(
                 f"floor {answer.floor:.4g}",
-                (answer.floor, 1.0),
+                (answer.floor, 0.5),
                 xycoords=("data", "axes fraction"),
-                xytext=(4, -12),
+                xytext=(-4, 0),
                 textcoords="offset points",
+                rotation=90,
+                ha="right",
+                va="center",
                 color=_WINNER,
                 fontsize=9,
             )
-        axes.set_title(_title(answer), loc="left", fontsize=12, fontweight="bold", color=_INK)
+        title = "\n".join(wrap(_title(answer), 90))
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
         axes.set_xlabel(_X)
         axes.set_ylabel(_Y)
         axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))

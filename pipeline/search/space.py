@@ -26,7 +26,8 @@ class Candidate(NamedTuple):
     @property
     def key(self) -> str:
         """What names it in a study, in words that people read."""
-        return " ".join([f"{self.micro_batch}x{self.accumulation}", *map(_word, self.options)])
+        words = filter(None, map(_word, self.options))
+        return " ".join([f"{self.micro_batch}x{self.accumulation}", *words])
 
     @property
     def effective_batch(self) -> int:
@@ -50,9 +51,13 @@ class Candidate(NamedTuple):
 
 
 def _word(option: tuple[str, Any]) -> str:
+    """Return a setting as people say it: what is off goes without saying, a name by itself."""
     name, value = option
-    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else value
-    return f"{name}={text}"
+    if value is None or value is False:
+        return ""
+    if value is True:
+        return name
+    return value if isinstance(value, str) else f"{name}={value}"
 
 
 def read_space(name: str) -> Mapping[str, Sequence[Any]]:
