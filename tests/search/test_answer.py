@@ -88,7 +88,7 @@ def test_only_an_interval_wholly_below_the_floor_is_too_slow() -> None:
 
 def test_of_equal_memory_the_faster_is_better() -> None:
     rows = [("a", completed(1000.0, 10.0)), ("b", completed(1009.0, 20.0))]
-    assert ranked([*rows, ("c", completed(1011.0, 90.0))]) == ["b", "c", "a"]
+    assert ranked([*rows, ("c", completed(1011.0, 90.0))]) == ["b", "a", "c"]
 
 
 def test_diverged_training_is_no_candidate() -> None:
