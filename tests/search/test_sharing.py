@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,37 +70,31 @@ def test_two_processes_share_a_study_and_measure_nothing_twice(
 
 
 @pytest.fixture(scope="module")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgresql() -> Iterator[str]:
     """Run a PostgreSQL of this test's own; skip where there is none or no driver for it."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install psycopg[binary]")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
         pytest.skip("no PostgreSQL: apt-get install postgresql")
-    if os.geteuid() == 0 and shutil.which("runuser") is None:
+    is_root = os.geteuid() == 0
+    if is_root and shutil.which("runuser") is None:
         pytest.skip("PostgreSQL does not run as root, and runuser is not there")
-    folder, programs = tmp_path_factory.mktemp("postgresql"), found[-1].parent
-    as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-    if as_user:
-        for path in (folder, *folder.parents[:2]):
-            path.chmod(0o755)
-        shutil.chown(folder, "postgres")
-    data = str(folder / "data")
-    control = [*as_user, str(programs / "pg_ctl"), "-D", data, "-w"]
-    options = f"-c listen_addresses='' -k {folder}"
-    subprocess.run(
-        [*as_user, str(programs / "initdb"), "-D", data, "-U", "test", "-A", "trust"],
-        check=True,
-        capture_output=True,
-        cwd="/",
-    )
-    subprocess.run(
-        [*control, "-o", options, "-l", f"{data}/log", "start"],
-        check=True,
-        cwd="/",
-        stdout=subprocess.DEVNULL,
-    )
-    yield f"postgresql+psycopg://test@/postgres?host={folder}"
-    subprocess.run([*control, "-m", "immediate", "stop"], check=True, capture_output=True, cwd="/")
+    # pytest's own folders are closed to other users, and too long a path for a socket.
+    with tempfile.TemporaryDirectory(prefix="postgresql-") as folder:
+        if is_root:
+            shutil.chown(folder, "postgres")
+        start = ["runuser", "-u", "postgres", "--"] if is_root else []
+
+        def run(program: str, *words: str) -> None:
+            path = found[-1].parent / program
+            command = [*start, str(path), "-D", f"{folder}/data", *words]
+            subprocess.run(command, check=True, cwd="/", stdout=subprocess.DEVNULL)
+
+        run("initdb", "-U", "test", "-A", "trust")
+        options = f"-c listen_addresses='' -k {folder}"
+        run("pg_ctl", "-w", "-o", options, "-l", f"{folder}/log", "start")
+        yield f"postgresql+psycopg://test@/postgres?host={folder}"
+        run("pg_ctl", "-w", "-m", "immediate", "stop")
 
 
 def test_two_processes_share_a_study_in_postgresql(postgresql: str, tmp_path: Path) -> None:
