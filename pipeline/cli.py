@@ -17,6 +17,8 @@ from pipeline.comparison_text import headline, table
 from pipeline.comparison_text import remarks as comparison_remarks
 from pipeline.config import DEFAULT_LADDER, DEFAULT_PRESET, DEFAULT_WORKLOAD
 from pipeline.errors import ConfigError, Interrupted, TrackingError
+from pipeline.estimate import predict, which_card
+from pipeline.launcher import Launcher
 from pipeline.options import (
     BAD_INPUT,
     INTERRUPTED,
@@ -27,6 +29,7 @@ from pipeline.options import (
     configurations,
     with_settings,
 )
+from pipeline.prediction import NoPrediction, predicted, promise
 from pipeline.presets import ladder
 from pipeline.record import Outcome, RunRecord
 from pipeline.report import remarks, rows, verdict
@@ -122,6 +125,42 @@ def _show_comparison(comparison: Comparison) -> None:
 
 
 app.command("search", context_settings=LENIENT)(search_command)
+
+
+@app.command("estimate", context_settings=LENIENT)
+@with_settings
+def estimate_command(
+    *,
+    context: typer.Context,
+    settings: dict[str, str],
+    preset: Annotated[
+        str, typer.Option(help="name, file, or several joined by +")
+    ] = DEFAULT_PRESET,
+    workload: Annotated[str, typer.Option(help="name, file or auto")] = DEFAULT_WORKLOAD,
+    json: Annotated[bool, typer.Option("--json", help="print the prediction as JSON")] = False,
+) -> None:
+    """Predict the peak memory of a training on a GPU, without one.
+
+    Here `device` names the card: h200, a100-40, rtx3080, ...
+    """
+    card, why = which_card(settings.pop("device", "auto"))
+    if why:
+        console.print(why, highlight=False, soft_wrap=True)
+    on_gpu = settings | {"device": "cuda"}
+    [config] = configurations([preset], workload, on_gpu, context.args, console)
+    with Launcher() as launcher:
+        [prediction] = predict(launcher, [config], card)
+    if json:
+        sys.stdout.write(dumps(prediction.document(), indent=2) + "\n")
+    if isinstance(prediction, NoPrediction):
+        _print_error(f"no prediction: {prediction.reason}")
+        raise typer.Exit(NOT_COMPLETED)
+    shown = Table(show_header=False, title=promise(config, prediction), title_justify="left")
+    for name, value in predicted(prediction):
+        shown.add_row(name, value)
+    console.print(shown)
+    for words in prediction.not_covered:
+        console.print(f"not covered: {words}", highlight=False, soft_wrap=True)
 
 
 @app.command("doctor")

@@ -82,6 +82,22 @@ class Launcher:
         process.start()
         process.join()
 
+    def ask(self, job: Callable[..., None], *args: Any, timeout_seconds: float) -> Any:
+        """Run `job(*args, connection)` in a worker and return what it sends.
+
+        Raises EOFError where it ends without a word, TimeoutError where it takes too long.
+        """
+        receiver, sender = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=job, args=(*args, sender))
+        process.start()
+        sender.close()
+        try:
+            if not receiver.poll(timeout_seconds):
+                raise TimeoutError
+            return receiver.recv()
+        finally:
+            _end(process, 0)
+
     def launch(self, config: RunConfig, on_event: Callable[[Event], None]) -> Launched:
         """Train and measure; `on_event` sees each event as it comes, after the recorder."""
         recorder = Recorder(config.measurement.warmup_steps, config.workload.seq_len)

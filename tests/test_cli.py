@@ -159,3 +159,29 @@ def test_doctor_prints_its_findings_as_one_document(
     assert not found["torch"]["ok"]
     assert found["torch"]["found"].startswith("missing: ")
     assert "to mend" in err
+
+
+def test_estimate_prints_one_document_and_needs_no_gpu(command: Command) -> None:
+    words = ("--preset", "bf16+checkpointing", "--workload", "laptop", "--device", "a100-40")
+    code, out, err = command("estimate", *words, "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["device"] == "a100-40"
+    assert document["fits"] is True
+    assert document["peak_memory_mib"] > document["peak_reserved_mib"]
+    assert document["peak_reserved_mib"] >= document["peak_allocated_mib"]
+    assert "fits on a100-40" in err
+
+
+def test_estimate_says_which_cards_it_knows(command: Command) -> None:
+    code, _, err = command("estimate", "--device", "abacus")
+    assert code == 2
+    assert "expected one of h200" in " ".join(err.split())
+
+
+def test_estimate_of_what_cannot_be_predicted_ends_with_3(command: Command) -> None:
+    words = ("--workload", "laptop", "--optimizer", "lomo")
+    code, out, err = command("estimate", *words, "--json")
+    assert code == 3
+    assert json.loads(out)["reason"].startswith("optimizer=lomo needs the package")
+    assert "no prediction" in err

@@ -18,6 +18,7 @@ _IMPORTED = (
     "transformers.models.bert.modeling_bert",
     "transformers.trainer",
     "pipeline.worker.entry",
+    "pipeline.worker.estimate",
 )
 
 for _name in _HIDDEN:

@@ -8,9 +8,11 @@ import multiprocessing.forkserver
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
+
+from pipeline.cards import Card
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,6 +36,17 @@ def worker(
     from pipeline.worker.entry import main  # already there in a child of the fork server
 
     main(config_json, connection, requested)
+
+
+def predictor(configs: Sequence[str], card: Card, log_path: str, connection: Connection) -> None:
+    """Send a prediction for each configuration through `connection`."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _redirect_output(log_path)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing of this may touch a GPU
+    from pipeline.worker.estimate import main
+
+    main(configs, card, connection)
 
 
 def _die_with_parent() -> None:

@@ -56,6 +56,11 @@ def require(config: RunConfig) -> None:
         raise UnsupportedError("; ".join(missing))
 
 
+def missing_packages(training: Training) -> list[str]:
+    """Return what the optimizer needs and is not there; a prediction needs no more than that."""
+    return _optimizer(training.optimizer)
+
+
 def _device(device: str) -> list[str]:
     if device == "cpu" or torch.cuda.is_available():
         return []
