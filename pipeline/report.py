@@ -1,6 +1,6 @@
 """Say what a record holds, in words and small tables. Pure: records in, text out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pipeline.record import MIB, Ledger, Outcome, RunRecord
 
@@ -45,6 +45,8 @@ def rows(record: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield the figures that people read first, with their units."""
     metrics = record.metrics
     yield "peak memory", _mib(metrics.get("peak_memory_mib"))
+    if "predicted/peak_memory_mib" in metrics:
+        yield "peak memory, predicted", _foreseen(metrics)
     if "peak_allocated_mib" in metrics:
         yield "peak allocated by torch", _mib(metrics.get("peak_allocated_mib"))
         yield "peak reserved by torch", _mib(metrics.get("peak_reserved_mib"))
@@ -107,6 +109,12 @@ def remarks(record: RunRecord) -> Iterator[str]:
 
 def _mib(value: float | None) -> str:
     return ABSENT if value is None else f"{value:,.0f} MiB"
+
+
+def _foreseen(metrics: Mapping[str, float]) -> str:
+    error = metrics.get("predicted/error_percent")
+    off = "" if error is None else f" ({error:+.1f} %)"
+    return f"{_mib(metrics['predicted/peak_memory_mib'])}{off}"
 
 
 def _parts(ledger: Ledger) -> str:

@@ -12,6 +12,7 @@ from pipeline import processes
 from pipeline.artifacts import write_artifacts
 from pipeline.config import RunConfig
 from pipeline.errors import TrackingError
+from pipeline.foresight import Foresight
 from pipeline.handover import hand_over, noting
 from pipeline.launcher import Launched, Launcher
 from pipeline.progress import Progress
@@ -62,6 +63,7 @@ class Runner:
     def __init__(self, launcher: Launcher, client: Client, console: Console) -> None:
         self.client = client
         self._launcher = launcher
+        self._foresight = Foresight(launcher)
         self._console = console
 
     def run(
@@ -78,6 +80,8 @@ class Runner:
         with tracked_run(self.client, config, time.time(), name, tags) as tracked:
             launched = _measure(self._launcher, config, tracked, self._console)
             with processes.interrupts_put_off(), _ending(launched, unlogged):
+                with noting(unlogged, "no prediction: "):
+                    launched = launched._replace(record=self._foresight.beside(launched.record))
                 record = launched.record
                 unlogged += hand_over(
                     partial(write_artifacts, launched),

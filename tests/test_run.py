@@ -74,7 +74,7 @@ def test_figure_that_fails_costs_neither_summary_nor_status(
     monkeypatch.setattr(module, "write_artifacts", write)
     fake = tracked(monkeypatch)
     ran = run(config, Console(quiet=True))
-    assert ran.launched is launched
+    assert ran.launched == launched
     assert fake.files == ["record.json"]
     assert ended == [launched.record]
     first, *_ = ran.unlogged
