@@ -40,7 +40,7 @@ from pipeline.search.study import distributions, parameters
 from pipeline.throughput import rate
 from pipeline.worker.adaptive import StopWhenKnown
 
-STEPS = 10
+STEPS = 8
 EPOCH_SAMPLES = 512
 IMPORT_SECONDS = 10.0
 """What a script of one's own waits for its imports before the first trial."""
