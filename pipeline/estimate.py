@@ -70,6 +70,7 @@ def _ask(
 ) -> list[Prediction | NoPrediction]:
     with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         log = Path(folder) / "worker.log"
+        log.touch()  # a worker may end before it has a word to write
         texts = [config.model_dump_json() for config in configs]
         try:
             answer: list[Prediction | NoPrediction] = launcher.ask(
