@@ -11,7 +11,7 @@ from rich.console import Console
 from pipeline.comparison import Comparison, Measured, compared, last_loss, thinned
 from pipeline.comparison_figure import comparison_figure
 from pipeline.comparison_page import comparison_page
-from pipeline.comparison_text import csv_text, markdown
+from pipeline.comparison_text import csv_text, markdown, note
 from pipeline.config import RunConfig
 from pipeline.errors import Interrupted
 from pipeline.handover import hand_over
@@ -106,7 +106,7 @@ def write_comparison(
 
 def _log(parent: RunWriter, comparison: Comparison, folder: Path | None) -> None:
     parent.tag({"outcome": "failed" if comparison.interrupted else "completed"})
-    parent.note(markdown(comparison))
+    parent.note(note(comparison))
     if comparison.candidates:
         best = min(comparison.candidates, key=lambda row: row.memory.median if row.memory else 0.0)
         parent.tag({"compare.least_memory": best.preset})

@@ -46,9 +46,8 @@ def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def _cells(row: Row, parts: list[str], with_reference: bool) -> list[str]:
-    trouble = f" ({row.trouble.partition(':')[0]})" if row.trouble else ""
     diverged = " (diverged)" if row.diverged else ""
-    cells = [row.preset, _memory(row) + trouble, change(row.memory_change)]
+    cells = [row.preset, _memory(row) + _trouble(row), change(row.memory_change)]
     cells += [f"{row.ledger[part]:,.0f}" if part in row.ledger else ABSENT for part in parts]
     loss = ABSENT if row.final_loss is None else f"{row.final_loss:.4f}"
     cells += [_speed(row.speed), change(row.speed_change), loss + diverged]
@@ -56,6 +55,10 @@ def _cells(row: Row, parts: list[str], with_reference: bool) -> list[str]:
         given = (row.reference_memory_percent, row.reference_speed_percent)
         cells += [f"{percent:+.0f} %" if percent else "" for percent in given]
     return cells
+
+
+def _trouble(row: Row) -> str:
+    return f" ({row.trouble.partition(':')[0]})" if row.trouble else ""
 
 
 def _memory(row: Row) -> str:
@@ -92,21 +95,34 @@ def explanation(row: Row, first: Row) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return headline, table and explanations: the parent run's note and comparison.md."""
-    heads, rows = table(comparison)
-    lines = [
-        headline(comparison),
-        "",
-        "| " + " | ".join(heads) + " |",
-        "|" + "---|" * len(heads),
-        *("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |" for cells in rows),
-        "",
-        *(f"- {remark}" for remark in remarks(comparison)),
-        "",
-    ]
+    """Return headline, table and explanations: comparison.md."""
+    return "\n".join([headline(comparison), "", *_table(*table(comparison)), *_words(comparison)])
+
+
+def note(comparison: Comparison) -> str:
+    """Return the parent run's note: as comparison.md, with a table that fits its narrow column."""
+    heads = ["preset", "peak MiB", "change", "samples/s", "change"]
+    rows = [
+        [
+            row.preset, _memory(row) + _trouble(row), change(row.memory_change),
+            f"{row.speed.median:.4g}" if row.speed else ABSENT, change(row.speed_change),
+        ]
+        for row in comparison.rows
+    ]  # fmt: skip
+    lines = [headline(comparison), "", *_table(heads, rows)]
+    lines.append("Under *Artifacts*: comparison.html with all figures, .png, .md and .csv.\n")
+    return "\n".join([*lines, *_words(comparison)])
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    cells = [[cell.replace("|", "/") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *cells)] + [""]
+
+
+def _words(comparison: Comparison) -> list[str]:
     first = comparison.rows[0]
-    lines += [f"**{row.preset}**: {explanation(row, first)}\n" for row in comparison.rows]
-    return "\n".join(lines)
+    told = [f"**{row.preset}**: {explanation(row, first)}\n" for row in comparison.rows]
+    return [*(f"- {remark}" for remark in remarks(comparison)), "", *told]
 
 
 def remarks(comparison: Comparison) -> Iterator[str]:

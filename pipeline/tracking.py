@@ -26,7 +26,7 @@ from pipeline.stores import opening
 from pipeline.writer import RunWriter
 
 _log = logging.getLogger(__name__)
-_SYSTEM_METRICS_SECONDS = 5
+_SYSTEM_METRICS_SECONDS = 2  # a short training has some too
 Client = MlflowClient
 """What `connect` returns, for those who only hand it on."""
 _HOST, _PROCESS = "pipeline.host", "pipeline.process"
