@@ -47,8 +47,10 @@ def compare(
         title = f"compare {ladder.name} on {workload}"
         try:
             with parent_run(trainings.client, title, params) as parent:
-                rows, unlogged = _train(trainings, configs, repeats, console)
-                comparison = compared(ladder, rows, workload, repeats=repeats)
+                rows: list[list[Measured]] = [[] for _ in configs]
+                unlogged: list[str] = []
+                stopped = _train(trainings, configs, repeats, console, rows, unlogged)
+                comparison = compared(ladder, rows, workload, repeats=repeats, stopped=stopped)
                 unlogged += hand_over(
                     partial(write_comparison, comparison, rows),
                     partial(_log, parent, comparison),
@@ -66,22 +68,29 @@ def compare(
 
 
 def _train(
-    trainings: Runner, configs: Sequence[RunConfig], repeats: int, console: Console
-) -> tuple[list[list[Measured]], list[str]]:
-    rows: list[list[Measured]] = [[] for _ in configs]
-    unlogged: list[str] = []
-    for repeat in range(1, repeats + 1):
-        for row, config in zip(rows, configs, strict=True):
-            which = f" ({repeat} of {repeats})" if repeats > 1 else ""
-            name = f"{config.preset.name}{which}"
-            console.print(f"\n{name}", style="bold", highlight=False)
-            tags = {"compare.row": config.preset.name, "compare.repeat": str(repeat)}
-            ran = trainings.run(config, name, tags)
-            row.append(_measured(ran))
-            unlogged += ran.unlogged
-            if ran.launched.record.interrupted:
-                return rows, unlogged
-    return rows, unlogged
+    trainings: Runner,
+    configs: Sequence[RunConfig],
+    repeats: int,
+    console: Console,
+    rows: list[list[Measured]],
+    unlogged: list[str],
+) -> bool:
+    """Fill the rows; return whether an interrupt came, between two trainings or in one."""
+    try:
+        for repeat in range(1, repeats + 1):
+            for row, config in zip(rows, configs, strict=True):
+                which = f" ({repeat} of {repeats})" if repeats > 1 else ""
+                name = f"{config.preset.name}{which}"
+                console.print(f"\n{name}", style="bold", highlight=False)
+                tags = {"compare.row": config.preset.name, "compare.repeat": str(repeat)}
+                ran = trainings.run(config, name, tags)
+                row.append(_measured(ran))
+                unlogged += ran.unlogged
+                if ran.launched.record.interrupted:
+                    return True
+    except Interrupted:
+        return True
+    return False
 
 
 def _measured(ran: Ran) -> Measured:

@@ -84,15 +84,20 @@ class Comparison(Frozen):
     @property
     def candidates(self) -> list[Row]:
         """The rows that can be best: measured, not diverged, by the same kind of reading."""
-        first = self.rows[0]
+        source = next((row.source for row in self.rows if row.memory), None)
         return [
             row for row in self.rows
-            if row.memory and row.speed and not row.diverged and row.source == first.source
+            if row.memory and row.speed and not row.diverged and row.source == source
         ]  # fmt: skip
 
 
 def compared(
-    ladder: Ladder, trainings: Sequence[Sequence[Measured]], workload: str, *, repeats: int
+    ladder: Ladder,
+    trainings: Sequence[Sequence[Measured]],
+    workload: str,
+    *,
+    repeats: int,
+    stopped: bool = False,
 ) -> Comparison:
     """Set the rows of a ladder against the first; `trainings[i]` are the repeats of row i."""
     rows = [_row(name, runs) for name, runs in zip(ladder.presets, trainings, strict=True)]
@@ -106,7 +111,7 @@ def compared(
         versions=next((record.versions for record in records if record.versions), {}),
         rows=tuple(_against(rows[0], row, *pair) for row, pair in _with_reference(ladder, rows)),
         reference=ladder.reference.source if ladder.reference else None,
-        interrupted=any(record.interrupted for record in records),
+        interrupted=stopped,
     )
 
 
@@ -168,7 +173,7 @@ def _with_reference(
     ladder: Ladder, rows: Sequence[Row]
 ) -> Iterator[tuple[Row, tuple[float | None, float | None]]]:
     for index, row in enumerate(rows):
-        if ladder.reference is None:
+        if ladder.reference is None or index == 0:
             yield row, (None, None)
         else:
             memory, speed = ladder.reference.memory_mib, ladder.reference.samples_per_second

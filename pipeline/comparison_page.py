@@ -12,12 +12,13 @@ from pipeline.comparison_text import explanation, headline, remarks, table
 
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: auto; padding: 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1400px; margin: auto; padding: 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
 th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid #8885; }
-th:first-child, td:first-child { text-align: left; white-space: nowrap; }
+td { white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
 p.note { color: #808080; font-size: 13px; margin: .3rem 0; }
 """
 _CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d"]}

@@ -53,7 +53,7 @@ def _cells(row: Row, parts: list[str], with_reference: bool) -> list[str]:
     cells += [_speed(row.speed), change(row.speed_change), loss + diverged]
     if with_reference:
         given = (row.reference_memory_percent, row.reference_speed_percent)
-        cells += [f"{percent:+.0f} %" if percent else "" for percent in given]
+        cells += [f"{percent:+.0f} %" if percent is not None else "" for percent in given]
     return cells
 
 

@@ -23,7 +23,7 @@ from pipeline.curves import CurveSender
 from pipeline.errors import Interrupted, TrackingError
 from pipeline.record import Event, Outcome, RunRecord
 from pipeline.stores import opening
-from pipeline.writer import RunWriter
+from pipeline.writer import NOTE, RunWriter, describe_experiment
 
 _log = logging.getLogger(__name__)
 _SYSTEM_METRICS_SECONDS = 2  # a short training has some too
@@ -61,7 +61,7 @@ class TrackedRun:
     def finish(self, record: RunRecord, note: str, artifacts: Path | None) -> None:
         """Log summary, note and files, whatever becomes of the others. Raises TrackingError."""
         errors: list[Exception] = [lost] if (lost := self.close()) else []
-        tags = _tags(record) | {"mlflow.note.content": note}
+        tags = _tags(record) | {NOTE: note}
         writer = self.writer
         steps = [
             partial(writer.summary, record.metrics, record.ended_at),
@@ -141,6 +141,7 @@ def _opened(
         if not nested:
             for stale in close_stale_runs(client, writer.experiment_id):
                 _log.warning("ended a run that a killed command had left open: %s", stale)
+        describe_experiment(client, writer.experiment_id)
         own = {"mlflow.runName": name, _HOST: socket.gethostname(), _PROCESS: processes.identity()}
         writer.tag(own | dict(tags))
         for refused in writer.params(params):

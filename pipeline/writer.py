@@ -17,6 +17,15 @@ _PARAMS_PER_BATCH = 100
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000
 
+NOTE = "mlflow.note.content"
+_HOW_TO_READ = """Trainings with Hugging Face's Trainer, measured: memory and throughput.
+
+A run without children is one training: its note has the figures, *Model metrics* the curves
+(`memory/`, `step/`, `ledger/`), *Artifacts* the record and `memory.png`. `compare ...` and
+`search ...` are parents: press [+] for their trainings, and open their `.html` under *Artifacts*.
+Useful columns: `peak_memory_mib`, `samples_per_second`, `preset.name`, `outcome`.
+"""
+
 
 class RunWriter:
     """Writes to a run that is there. Raises MlflowException where the server does not take it."""
@@ -45,7 +54,7 @@ class RunWriter:
 
     def note(self, markdown: str) -> None:
         """Set the text that the UI shows on the run's page."""
-        self.tag({"mlflow.note.content": markdown})
+        self.tag({NOTE: markdown})
 
     def artifacts(self, folder: Path) -> None:
         """Upload the files of a folder."""
@@ -92,3 +101,9 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
+
+
+def describe_experiment(client: MlflowClient, experiment_id: str) -> None:
+    """Say at the head of the experiment how to read it, unless somebody wrote something there."""
+    if NOTE not in client.get_experiment(experiment_id).tags:
+        client.set_experiment_tag(experiment_id, NOTE, _HOW_TO_READ)

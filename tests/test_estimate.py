@@ -37,9 +37,13 @@ def predicted(launcher: Launcher, *configs: RunConfig, card: str = "h200") -> li
     return known
 
 
-def test_predictions_of_the_reference_are_near_what_was_measured() -> None:
-    rows = list(compare(REFERENCE))
-    assert len(rows) == 25
+def test_predictions_of_the_reference_are_near_what_was_measured(tmp_path: Path) -> None:
+    """Every third row, for the time it takes: `benchmarks/estimate_error.py` shows all of them."""
+    heading, *lines = REFERENCE.read_text(encoding="utf-8").splitlines(keepends=True)
+    some = tmp_path / "some.csv"
+    some.write_text(heading + "".join(lines[::3]), encoding="utf-8")
+    rows = list(compare(some))
+    assert len(rows) == 9
     allocated = [abs(row.allocated_percent) for row in rows]
     assert mean(allocated) <= 0.5
     assert max(allocated) <= 1

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
-PATIENCE_SECONDS = 40
+PATIENCE_SECONDS = 120
 
 
 class Site(NamedTuple):

@@ -1,17 +1,13 @@
 """Several processes on one study, and processes that are killed."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
-import pytest
 from optuna.trial import TrialState
 
 from tests.search.conftest import Bench
@@ -67,34 +63,6 @@ def test_two_processes_share_a_study_and_measure_nothing_twice(
         finish(process)
     assert sorted(lines(log)) == sorted(ALL)
     assert TrialState.RUNNING not in states(bench.url)
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[str]:
-    """Run a PostgreSQL of this test's own; skip where there is none or no driver for it."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install psycopg[binary]")
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        pytest.skip("no PostgreSQL: apt-get install postgresql")
-    is_root = os.geteuid() == 0
-    if is_root and shutil.which("runuser") is None:
-        pytest.skip("PostgreSQL does not run as root, and runuser is not there")
-    # pytest's own folders are closed to other users, and too long a path for a socket.
-    with tempfile.TemporaryDirectory(prefix="postgresql-") as folder:
-        if is_root:
-            shutil.chown(folder, "postgres")
-        start = ["runuser", "-u", "postgres", "--"] if is_root else []
-
-        def run(program: str, *words: str) -> None:
-            path = found[-1].parent / program
-            command = [*start, str(path), "-D", f"{folder}/data", *words]
-            subprocess.run(command, check=True, cwd="/", stdout=subprocess.DEVNULL)
-
-        run("initdb", "-U", "test", "-A", "trust")
-        options = f"-c listen_addresses='' -k {folder}"
-        run("pg_ctl", "-w", "-o", options, "-l", f"{folder}/log", "start")
-        yield f"postgresql+psycopg://test@/postgres?host={folder}"
-        run("pg_ctl", "-w", "-m", "immediate", "stop")
 
 
 def test_two_processes_share_a_study_in_postgresql(postgresql: str, tmp_path: Path) -> None:
