@@ -17,8 +17,6 @@ from pipeline.comparison_text import headline, table
 from pipeline.comparison_text import remarks as comparison_remarks
 from pipeline.config import DEFAULT_LADDER, DEFAULT_PRESET, DEFAULT_WORKLOAD
 from pipeline.errors import ConfigError, Interrupted, TrackingError
-from pipeline.estimate import predict, which_card
-from pipeline.launcher import Launcher
 from pipeline.options import (
     BAD_INPUT,
     INTERRUPTED,
@@ -143,6 +141,12 @@ def estimate_command(
 
     Here `device` names the card: h200, a100-40, rtx3080, ...
     """
+    from pipeline.estimate import (  # with its statistics: help is to come at once
+        predict,
+        which_card,
+    )
+    from pipeline.launcher import Launcher
+
     card, why = which_card(settings.pop("device", "auto"))
     if why:
         console.print(why, highlight=False, soft_wrap=True)
