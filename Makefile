@@ -7,10 +7,10 @@ PORT ?= 5000
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help venv run test lint ui clean
+.PHONY: help venv run test test-slow lint ui clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /make \1: /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
 # Written last, so that an install that failed or was interrupted is done again.
 $(STAMP): pyproject.toml constraints.txt
@@ -27,7 +27,10 @@ run: $(STAMP)  ## measure one training: PRESET=checkpointing [WORKLOAD=...] [ARG
 	  -P 'preset=$(PRESET)' $(if $(WORKLOAD),-P 'workload=$(WORKLOAD)') $(ARGS)
 
 test: $(STAMP)  ## run the tests that need no GPU
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(STAMP)  ## and those with browsers, servers and whole searches
+	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP)  ## check style, format and types
 	$(BIN)/python -m ruff check

@@ -21,6 +21,8 @@ from transformers import TrainingArguments
 
 from pipeline.presets import resolve
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -8,9 +8,12 @@ import time
 from pathlib import Path
 
 import optuna
+import pytest
 from optuna.trial import TrialState
 
 from tests.search.conftest import Bench
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 ALL = [
