@@ -36,7 +36,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def postgresql() -> Iterator[str]:
     """Run a PostgreSQL of this test's own; skip where there is none or no driver for it."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install psycopg[binary]")

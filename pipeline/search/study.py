@@ -11,7 +11,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import optuna
@@ -66,6 +66,19 @@ class Study:
 
         A job that the block does not finish counts as never begun.
         """
+        with ExitStack() as stack:
+            # An interrupt in between would leave a trial that nobody ends.
+            with processes.interrupts_put_off():
+                same, mine = self._added(job)
+                stack.callback(self._fail, mine.number)
+            if same[0].number == mine.number:
+                stack.enter_context(self._beating(mine._trial_id))
+                yield Claim(mine.number, job, Trial(self._study, mine._trial_id))
+            else:
+                yield None
+
+    def _added(self, job: Job) -> tuple[list[FrozenTrial], FrozenTrial]:
+        """Add a trial that runs; return all that are of this job, in order, and ours."""
         candidate, own = job.candidate, processes.identity()
         varied = job.role == "trial" and candidate in self._candidates
         self._study.add_trial(
@@ -84,16 +97,7 @@ class Study:
         running, done = TrialState.RUNNING, TrialState.COMPLETE
         trials = self._study.get_trials(deepcopy=False, states=(running, done))
         same = [trial for trial in trials if trial.user_attrs["key"] == job.key]
-        mine = next(trial for trial in reversed(same) if trial.user_attrs["process"] == own)
-        trial = Trial(self._study, mine._trial_id)
-        try:
-            if same[0].number == mine.number:
-                with self._beating(mine._trial_id):
-                    yield Claim(mine.number, job, trial)
-            else:
-                yield None
-        finally:
-            self._fail(mine.number)
+        return same, next(t for t in reversed(same) if t.user_attrs["process"] == own)
 
     def _fail(self, number: int) -> None:
         with suppress(UpdateFinishedTrialError):

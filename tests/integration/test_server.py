@@ -54,7 +54,9 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def test_comparison_goes_through_a_server(server: str, tiny_model: str, tmp_path: Path) -> None:
-    environment = os.environ | {"MLFLOW_TRACKING_URI": server, "PYTHONPATH": str(ROOT)}
+    # Another test's experiment is none of this server's.
+    own = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+    environment = own | {"MLFLOW_TRACKING_URI": server, "PYTHONPATH": str(ROOT)}
     words = ["--presets", "adamw,adafactor", "--repeats", "1", "--model", tiny_model, *TINY]
     command = [sys.executable, "-m", "pipeline", "compare", *words]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
