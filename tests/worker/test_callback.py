@@ -192,7 +192,7 @@ def test_adaptive_measurement_ends_once_the_throughput_is_known(tmp_path: Path) 
     callback = MemoryCallback(seen.append, measurement=Measurement(measure="adaptive"))
     trained = trainer(tmp_path, Slow(), callback, max_steps=5000)
     trained.train()
-    assert 30 < trained.state.global_step < 2500
+    assert 10 <= trained.state.global_step < 2500
 
 
 def test_full_measurement_does_not_end_early(tmp_path: Path) -> None:
